@@ -76,7 +76,13 @@ class Task:
     def __init__(self, name: str, total: int | None) -> None:
         self._begun = time.monotonic()
         self._event = Event(
-            key=f"{name}-{next(_numbers)}", task=name, state=State.RUNNING, done=0, total=total, message="", seconds=0.0
+            key=f"{name}-{next(_numbers)}",
+            task=name,
+            state=State.RUNNING,
+            done=0,
+            total=total,
+            message="",
+            seconds=0.0,
         )
         emit(self._event)
 

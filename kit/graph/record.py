@@ -45,7 +45,8 @@ class Graph:
     `bytes_out`: bytes of the value a node makes, 0 when it is not a tensor.
     `bytes_moved`: bytes read and written, 0 for views. `flops`: floating point operations.
     `storage`: values with the same number share memory, -1 when not a tensor.
-    `mutates`: storage number that the node writes in place, -1 when none.
+    `mutates`: storage number that the node writes in place, -1 when none. A node that writes several
+    (`aten._foreach_add_`) has the first there and the others in `also_mutates`, pairs (row, storage number).
     `parameter`: the name of the parameter or buffer a node reads as input, else "".
 
     Columns of length m (row = edge): `edge_from`, `edge_to`, node rows with edge_from < edge_to.
@@ -68,6 +69,7 @@ class Graph:
     mutates: NDArray[np.int32]
     edge_from: NDArray[np.int32]
     edge_to: NDArray[np.int32]
+    also_mutates: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.names)
@@ -75,7 +77,9 @@ class Graph:
                        self.groups, self.parameter, self.bytes_out, self.bytes_moved, self.flops,
                        self.storage, self.mutates):  # fmt: skip
             if len(column) != n:
-                raise ValueError(f"graph {self.name!r}: a column has {len(column)} rows, expected {n} (one a node)")
+                raise ValueError(
+                    f"graph {self.name!r}: a column has {len(column)} rows, expected {n} (one a node)"
+                )
         if len(self.edge_from) != len(self.edge_to):
             raise ValueError(
                 f"graph {self.name!r}: {len(self.edge_from)} edge starts and {len(self.edge_to)} edge ends, "
@@ -101,6 +105,12 @@ class Graph:
     def collective_count(self) -> int:
         """How many collectives the graph starts (waits are not counted)."""
         return sum(kind is Kind.COLLECTIVE for kind in self.kinds)
+
+    @property
+    def writes(self) -> tuple[tuple[int, int], ...]:
+        """All in-place writes as pairs (row, storage number), in order of rows."""
+        first = [(int(row), int(self.mutates[row])) for row in np.flatnonzero(self.mutates >= 0)]
+        return tuple(sorted([*first, *self.also_mutates]))
 
     def count_by_phase(self) -> dict[Phase, int]:
         """Nodes of each phase."""

@@ -1,0 +1,59 @@
+# Two commands: `make run` and `make test`. Everything lands in $(VENV) and out/; `make clean` removes both.
+VENV ?= .venv
+TORCH ?= cpu
+PYTHON ?= python3
+NAME ?=
+
+PY := $(VENV)/bin/python
+INPUTS := pyproject.toml constraints-cpu.txt
+QUICKSTART := notebooks/01_quickstart.ipynb
+# Unit tests first: they fail soonest.
+SUITE := $(wildcard tests/test_*.py) tests/kit tests/widgets tests/notebooks tests/browser tests/gpu
+ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.DEFAULT_GOAL := help
+.PHONY: run lab test bench lint help clean python
+
+run: $(VENV)/.kit-run ## install, run the quickstart on 2 ranks, say what it found
+	@$(PY) -m kit.run_notebook $(QUICKSTART) --out out
+
+lab: $(VENV)/.kit-run ## install, open the quickstart in JupyterLab
+	@$(PY) -m jupyterlab $(QUICKSTART) --KernelManager.transport=ipc $(ROOT_FLAG)
+
+test: $(VENV)/.kit-test ## install what tests need, run all that a CPU machine can
+	@$(PY) -m kit.preflight test
+	@$(PY) -m pytest $(SUITE)
+
+bench: $(VENV)/.kit-bench ## run the benchmarks; NAME=word picks those whose name has it
+	@$(PY) -m pytest tests/bench -s -o python_files='bench_*.py' $(if $(NAME),-k '$(NAME)')
+
+lint: $(VENV)/.kit-test ## ruff check, ruff format --check, mypy --strict
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy --strict
+
+help: ## show this
+	@echo "static-graph-kit: make TARGET [VENV=$(VENV)] [TORCH=cpu|own] [PYTHON=$(PYTHON)]"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null \
+	  || sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1  \2/p' Makefile
+	@echo "TORCH=cpu takes the CPU wheel of constraints-cpu.txt; TORCH=own keeps the torch that PYTHON (or VENV) has."
+
+clean: ## remove the environment, outputs and caches
+	@rm -rf $(VENV) out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find kit widgets tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Asked in shell, because kit itself cannot be read by an older Python.
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "PYTHON=$(PYTHON) is $$($(PYTHON) --version 2>&1 | tail -n 1); expected Python 3.11 or newer."; \
+	  echo "Install it:  apt-get install -y python3 python3-venv   or name another:  make PYTHON=python3.12 ..."; \
+	  exit 1; }
+
+$(VENV)/.kit-run: $(INPUTS) | python
+	@$(PYTHON) -m kit.environment --venv $(VENV) --torch $(strip $(TORCH)) && touch $@
+
+$(VENV)/.kit-test: $(INPUTS) | python
+	@$(PYTHON) -m kit.environment --venv $(VENV) --torch $(strip $(TORCH)) --extra test && touch $@ $(VENV)/.kit-run
+
+$(VENV)/.kit-bench: $(INPUTS) | python
+	@$(PYTHON) -m kit.environment --venv $(VENV) --torch $(strip $(TORCH)) --extra test,bench && touch $@

@@ -1,0 +1,51 @@
+"""make_fx over fake tensors, and the metadata it puts on nodes.
+
+Seen on 2.13 (make_fx, FakeTensorMode, `fx.traceback` copying `current_meta["custom"]` onto each
+node while node metadata is preserved). Traced on 2.11 too.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+
+def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    """Run `function(*inputs)` on fake tensors and return the flat graph of what it did.
+
+    Nothing is computed and nothing is sent. Shapes become constants of the graph.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in inputs]
+    with fx_traceback.preserve_node_meta():
+        return make_fx(function)(*fakes)  # type: ignore[no-any-return]
+
+
+def set_node_note(note: dict[str, str] | None) -> None:
+    """Every node made from now on carries `note` as `node.meta["custom"]`; None ends it."""
+    if note is None:
+        fx_traceback.current_meta.pop("custom", None)
+    else:
+        fx_traceback.current_meta["custom"] = note
+
+
+@contextmanager
+def node_note(note: dict[str, str]) -> Iterator[None]:
+    """Nodes made in the block carry `note`."""
+    before = fx_traceback.current_meta.get("custom")
+    set_node_note(note)
+    try:
+        yield
+    finally:
+        set_node_note(before)

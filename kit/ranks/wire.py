@@ -1,0 +1,103 @@
+"""Send Python objects to a rank and back.
+
+cloudpickle carries functions of the notebook by value. Plain tensors travel as raw bytes from the CPU: torch's
+own pickling would go through shared memory or, for a GPU tensor, initialise CUDA in the notebook.
+Large buffers go beside the pickle (protocol 5), so that a tensor is copied once on each side.
+"""
+
+import io
+import pickle
+import struct
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from kit.ranks.remote import Remote
+
+Frames = list[bytes | memoryview]
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Remote):
+            return _fetch, (obj.name,)
+        torch = sys.modules.get("torch")
+        if torch is not None and type(obj) in (torch.Tensor, torch.nn.Parameter) and _is_plain(obj):
+            return _reduce_tensor(obj)
+        return super().reducer_override(obj)
+
+
+def dumps(value: Any) -> Frames:
+    """`value` as frames: the pickle first, then its large buffers. Raises what pickling raises."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    return [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
+
+
+def loads(frames: Frames) -> Any:
+    """What `dumps` was given. Raises what unpickling raises."""
+    return pickle.loads(frames[0], buffers=frames[1:])
+
+
+def send(connection: Connection, frames: Frames) -> None:
+    """Write frames; blocks until the other side has taken them. Raises OSError when it is gone."""
+    connection.send_bytes(struct.pack("<I", len(frames)))
+    for frame in frames:
+        connection.send_bytes(frame)
+
+
+def receive(connection: Connection) -> Frames:
+    """Read what `send` wrote. Raises EOFError or OSError when the other side is gone."""
+    (count,) = struct.unpack("<I", connection.recv_bytes())
+    # A bytearray, because a tensor built over it must be writable.
+    return [bytearray(connection.recv_bytes()) for _ in range(count)]  # type: ignore[misc]
+
+
+def by_value(function: Callable[..., Any]) -> None:
+    """Have a function's module sent along when a rank could not import it (a test, a file run as a script)."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__":
+        return
+    root = module.__name__.partition(".")[0]
+    if root in sys.builtin_module_names or any(
+        find is not None and find(root, None) is not None
+        for find in (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+    ):
+        return
+    cloudpickle.register_pickle_by_value(module)
+
+
+def _fetch(name: str) -> Any:
+    """Rank side of a `Remote`: the object of that name."""
+    from kit.ranks.inside import fetch
+
+    return fetch(name)
+
+
+def _is_plain(tensor: Any) -> bool:
+    import torch
+
+    return bool(tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type in ("cpu", "cuda"))
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    import torch
+
+    data = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
+    raw = pickle.PickleBuffer(data.reshape(-1).view(torch.uint8).numpy()) if data.numel() else b""
+    parameter = isinstance(tensor, torch.nn.Parameter)
+    return _build_tensor, (raw, str(data.dtype).removeprefix("torch."), tuple(data.shape), tensor.requires_grad, parameter)
+
+
+def _build_tensor(raw: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, parameter: bool) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype)
+    data = torch.frombuffer(raw, dtype=kind).reshape(shape) if len(raw) else torch.empty(shape, dtype=kind)
+    if parameter:
+        return torch.nn.Parameter(data, requires_grad=requires_grad)
+    return data.requires_grad_(requires_grad) if requires_grad else data

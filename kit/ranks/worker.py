@@ -1,0 +1,190 @@
+"""The main loop of a rank: take a command, run it, answer.
+
+The main thread runs user code and nothing else may raise in it: KeyboardInterrupt is raised by the signal handler
+only while user code runs, so a late signal never hits the loop or the next cell.
+"""
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import types
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import torch
+
+from kit import progress
+from kit._torch import groups
+from kit.ranks import inside, wire
+from kit.ranks.errors import Failure
+from kit.ranks.failure import failure_of
+from kit.ranks.guard import Guard
+from kit.ranks.messages import Answer, Command, Counts, Kind, pack, unpack
+from kit.ranks.remote import RemoteRepr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a new rank must know. `device` is "cpu" or "cuda"; `epoch` the one it will join."""
+
+    rank: int
+    world_size: int
+    backend: str
+    device: str
+    threads: int
+    host: str
+    port: int
+    epoch: int
+
+
+class Worker:
+    """One rank: its guard, its namespace and the connection to the controller."""
+
+    def __init__(self, spec: Spec, connection: Connection) -> None:
+        self._spec = spec
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._in_user_code = False
+        signal.signal(signal.SIGINT, self._on_sigint)
+        torch.set_num_threads(spec.threads)
+        device = "cpu" if spec.device == "cpu" else _own_gpu(spec)
+        self._guard = Guard(
+            host=spec.host, port=spec.port, rank=spec.rank, world_size=spec.world_size, backend=spec.backend,
+            epoch=spec.epoch,
+        )  # fmt: skip
+        main = types.ModuleType("__main__")
+        sys.modules["__main__"] = main
+        inside.enter(rank=spec.rank, world_size=spec.world_size, device=device, namespace=main.__dict__)
+        progress.subscribe(self._send_event)
+
+    def serve(self) -> NoReturn:
+        """Answer commands until told to close or until the controller is gone."""
+        try:
+            while True:
+                header, value = unpack(wire.receive(self._connection))
+                if not isinstance(header, Command) or header.kind is Kind.CLOSE:
+                    break
+                self._answer(header, value)
+        except (EOFError, OSError):  # the controller is gone
+            pass
+        finally:
+            # Nothing may keep an orphan alive: not a broken output pipe, not a thread, not an exit handler.
+            os._exit(0)
+
+    def _answer(self, command: Command, value: wire.Frames) -> None:
+        result, failure = self._run(command, value)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        aborted = self._guard.abort_of(command.epoch)
+        if aborted is not None and failure is None and command.kind is Kind.CALL:
+            # On NCCL a stuck call returns normally after an abort: its value must never be used.
+            cause, line = aborted
+            failure = Failure(
+                rank=self._spec.rank, type="Aborted", message=cause, frames=(line,) if line else (), folded=True
+            )
+        frames: wire.Frames = []
+        if failure is None:
+            frames, failure = self._pack(result)
+        answer = Answer(number=command.number, failure=failure, collectives=_collectives())
+        with self._sending:
+            wire.send(self._connection, pack(answer, frames))
+
+    def _run(self, command: Command, value: wire.Frames) -> tuple[Any, Failure | None]:
+        try:
+            with self._guard.command(command.number):
+                try:
+                    self._in_user_code = True
+                    return self._do(command, value), None
+                finally:
+                    self._in_user_code = False
+        except BaseException as error:
+            self._in_user_code = False  # the signal may have come just before it was cleared above
+            folded = self._guard.abort_of(command.epoch) is not None or groups.is_peer_lost(error)
+            return None, failure_of(error, self._spec.rank, folded=folded)
+        finally:
+            inside.forget(command.forget)
+
+    def _do(self, command: Command, value: wire.Frames) -> Any:
+        if command.kind is Kind.JOIN:
+            return self._guard.join(command.epoch)
+        if command.kind is Kind.LEAVE:
+            return self._guard.leave()
+        function, args = wire.loads(value)
+        return function(*args)
+
+    def _pack(self, result: Any) -> tuple[wire.Frames, Failure | None]:
+        """The frames of a result, or the failure that it cannot be sent."""
+        cell = isinstance(result, inside.CellValue)
+        value = result.value if isinstance(result, inside.CellValue) else result
+        try:
+            return wire.dumps(value), None
+        except Exception as error:  # pickling runs the object's own code
+            try:
+                if cell:
+                    return wire.dumps(RemoteRepr(type=type(value).__name__, text=repr(value))), None
+                message = (
+                    f"the result, a {type(value).__name__}, cannot be sent to the notebook "
+                    f"({type(error).__name__}: {error}). Return plain values or tensors, or keep it on the ranks "
+                    "with ranks.hold(...)"
+                )
+            except Exception as broken:  # so does its repr
+                message = f"the value of the cell, a {type(value).__name__}, cannot be shown ({type(broken).__name__})"
+            return [], Failure(rank=self._spec.rank, type="ResultError", message=message)
+
+    def _send_event(self, event: progress.Event) -> None:
+        # A KeyboardInterrupt in the middle of a message would break the stream. A signal that comes meanwhile is
+        # not lost: the watchdog sends another.
+        interruptible = self._in_user_code and threading.current_thread() is threading.main_thread()
+        if interruptible:
+            self._in_user_code = False
+        try:
+            with self._sending:
+                wire.send(self._connection, pack(event))
+        finally:
+            if interruptible:
+                self._in_user_code = True
+
+    def _on_sigint(self, number: int, frame: types.FrameType | None) -> None:
+        if self._in_user_code:
+            raise KeyboardInterrupt
+
+
+def main(spec: Spec, *, control: int, crash: int) -> NoReturn:
+    """Be a rank; `control` and `crash` are descriptors that the controller reads at the other end."""
+    faulthandler.enable(os.fdopen(crash, "w"), all_threads=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="replace")  # type: ignore[union-attr]  # text streams here
+    connection = Connection(control)
+    try:
+        worker = Worker(spec, connection)
+        hello = Answer(number=0)
+    except BaseException as error:
+        worker, hello = None, Answer(number=0, failure=failure_of(error, spec.rank, folded=False))
+    try:
+        wire.send(connection, pack(hello, wire.dumps(None)))
+    finally:
+        if worker is None:
+            os._exit(1)
+    worker.serve()
+
+
+def _own_gpu(spec: Spec) -> str:
+    """Make this rank's own GPU the current one; NCCL wants one for each rank, gloo may share."""
+    count = torch.cuda.device_count()
+    if count == 0 or (spec.backend == "nccl" and count < spec.world_size):
+        offer = f" or kit.launch({count}, backend='nccl') for as many ranks as GPUs" if count > 1 else ""
+        raise LookupError(
+            f"{spec.world_size} ranks on GPUs with {spec.backend}, but this machine shows "
+            f"{count} GPU{'' if count == 1 else 's'}; NCCL needs one for each rank. Use kit.launch({spec.world_size}) "
+            f"(gloo, on the CPU){offer}."
+        )
+    index = spec.rank % count
+    torch.cuda.set_device(index)
+    return f"cuda:{index}"
+
+
+def _collectives() -> Counts:
+    return groups.collectives_begun() if torch.distributed.is_initialized() else {}

@@ -1,0 +1,169 @@
+"""The whole training step as one object: build it, call it with a batch, read its graph and plan."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from kit import progress
+from kit._torch.executors import EXECUTORS
+from kit.graph.from_fx import graph_of
+from kit.graph.record import Graph
+from kit.step.agreement import require_same_graph
+from kit.step.guard import Guard, guard_of
+from kit.step.inputs import Inputs, batch_tensors, inputs_of
+from kit.step.mesh import Axis, axis_of
+from kit.step.passes.bucket import bucket_gathers, bucket_reductions
+from kit.step.passes.proof import Pass, apply_pass
+from kit.step.passes.reshard import reshard_after_forward
+from kit.step.placement import full_value, place
+from kit.step.plan import plan_of
+from kit.step.record import Plan
+from kit.step.strategy import FSDP, Strategy, strategy_of
+from kit.step.trace import Loss, Traced, trace_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stage:
+    """The step's graph after one pass, "traced" before any."""
+
+    name: str
+    graph: Graph
+
+
+class CompiledStep:
+    """One static graph of a training step; made by `compile_step`.
+
+    `step(batch)` runs forward, loss, backward, reduction and update on this rank's micro-batch and
+    returns the loss over all ranks (a 0-dim tensor, the same on each). With accumulation the
+    micro-batches follow each other: `step(first, second, ...)`.
+    """
+
+    def __init__(
+        self, *, inputs: Inputs, axis: Axis, guard: Guard, run: Callable[..., Any], plan: Plan, stages: Sequence[Stage],
+        optimizer: torch.optim.Optimizer, module: torch.fx.GraphModule,
+    ) -> None:  # fmt: skip
+        self._inputs = inputs
+        self._axis = axis
+        self._guard = guard
+        self._run = run
+        self._optimizer = optimizer
+        self._held = inputs.held()
+        self.plan = plan
+        self.stages = tuple(stages)
+        self.module = module
+
+    def __call__(self, *window: Any) -> torch.Tensor:
+        self._guard.require(window)
+        for rate, group in zip(self._inputs.rates, self._optimizer.param_groups, strict=True):
+            rate.fill_(float(group["lr"]))
+        with torch.no_grad():
+            return self._run(*self._held, *batch_tensors(window))  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"CompiledStep({self.plan!r})"
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that runs, after all passes."""
+        return self.stages[-1].graph
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The model's parameters and buffers, whole, as the plain model names them. A collective call."""
+        whole = {slot.name: full_value(slot, self._axis) for slot in self._inputs.slots}
+        return whole | {name: tensor.detach().clone() for name, tensor in self._inputs.others.items()}
+
+
+def compile_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Loss,
+    batch: Any,
+    *,
+    strategy: str | Strategy = "ddp",
+    mesh: DeviceMesh | None = None,
+    accumulation: int = 1,
+    executor: str = "eager",
+) -> CompiledStep:
+    """Compile one training step of this rank into one static graph with its collectives inside.
+
+    `loss(model, batch)` returns the mean over the micro-batch's rows, or a pair (sum, count) that
+    is divided exactly by the count over all ranks and micro-batches. `batch`: an example
+    micro-batch, tensors `[micro-batch, ...]` in any nesting; a list of them is a window of
+    micro-batches that may differ in rows (then `accumulation` stays 1).
+    `executor`: "eager" runs the graph as it is, "inductor" compiles it at the first call.
+
+    All ranks call this together. Rank 0's parameters are sent to all. Raises `StrategyError`,
+    `OptimizerError`, `TraceError`, `DisagreementError` (all `ValueError` or `RuntimeError`).
+    """
+    chosen = strategy_of(strategy)
+    window = _window(batch, accumulation)
+    if executor not in EXECUTORS:
+        raise ValueError(
+            f"executor {executor!r} is not known; expected one of {', '.join(map(repr, EXECUTORS))}"
+        )
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    with progress.task("compile step", total=4) as work:
+        axis = axis_of(chosen, mesh, device)
+        inputs = inputs_of(model, optimizer, place(model, optimizer, chosen, axis), axis, window)
+        work.advance("parameters placed")
+        traced = trace_step(model, loss, inputs, axis)
+        work.advance(f"traced {len(traced.module.graph.nodes)} nodes")
+        module, stages = _rewrite(traced, inputs, chosen)
+        work.advance(f"{len(stages) - 1} passes")
+        require_same_graph(module, axis)
+        work.advance("ranks agree")
+    plan = plan_of(
+        module, inputs, strategy=repr(chosen), world_size=axis.size, passes=[s.name for s in stages[1:]],
+        unused=traced.unused,
+    )  # fmt: skip
+    return CompiledStep(
+        inputs=inputs,
+        axis=axis,
+        guard=guard_of(model, optimizer, inputs),
+        run=EXECUTORS[executor](module),
+        plan=plan,
+        stages=stages,
+        optimizer=optimizer,
+        module=module,
+    )
+
+
+def _window(batch: Any, accumulation: int) -> list[Any]:
+    if not isinstance(accumulation, int) or accumulation < 1:
+        raise ValueError(
+            f"accumulation is {accumulation!r}, expected a whole number of micro-batches, at least 1"
+        )
+    if isinstance(batch, list):
+        if accumulation != 1 or not batch:
+            raise ValueError(
+                f"batch is a list of {len(batch)} micro-batches and accumulation is {accumulation}; pass either a list "
+                "of at least one micro-batch, or one example micro-batch with accumulation"
+            )
+        return list(batch)
+    return [batch] * accumulation
+
+
+def _rewrite(traced: Traced, inputs: Inputs, strategy: Strategy) -> tuple[torch.fx.GraphModule, list[Stage]]:
+    """Apply the passes of a strategy; the graph after each is kept as a record."""
+    limit = None if strategy.bucket_mb is None else strategy.bucket_mb * 1e6
+    changes: list[tuple[str, Pass]] = [("bucket reductions", lambda gm: bucket_reductions(gm, limit))]
+    if isinstance(strategy, FSDP):
+        changes.append(("bucket gathers", lambda gm: bucket_gathers(gm, limit)))
+        if strategy.reshard_after_forward:
+            changes.append(("reshard after forward", reshard_after_forward))
+    module = apply_pass("remove dead code", traced.module, lambda gm: None)
+    stages = [_stage("traced", traced.module, inputs), _stage("remove dead code", module, inputs)]
+    for name, change in changes:
+        module = apply_pass(name, module, change)
+        stages.append(_stage(name, module, inputs))
+    return module, stages
+
+
+def _stage(name: str, module: torch.fx.GraphModule, inputs: Inputs) -> Stage:
+    placeholders = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    names = dict(zip(placeholders, inputs.names(), strict=True))
+    return Stage(name=name, graph=graph_of(module, name=name, parameters=names))

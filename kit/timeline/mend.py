@@ -1,0 +1,176 @@
+"""Read a trace that is not valid JSON, event by event.
+
+Kineto wrote names without escaping (pytorch/pytorch#146900, fixed by pytorch/kineto#1459): one label with
+quotes in it and no viewer opens the file. Every event is parsed on its own here; in one that fails, the name
+is taken up to the quote that a known key follows, and escaped. Also bare `inf` and `nan`, control characters
+and broken UTF-8 are mended. Slower than the typed reader, and only used when that one fails.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from kit.timeline.error import NoTraceError, TraceError
+
+_KEYS = "ph|cat|name|pid|tid|ts|dur|id|args|s|bp"
+_ARRAY = re.compile(r'"traceEvents"\s*:\s*\[')
+_NEXT_EVENT = re.compile(rf'\}}(?=\s*,\s*\{{\s*"(?:{_KEYS})"\s*:)')
+_LAST_EVENT = re.compile(r"\}(?=\s*\]\s*(?:[,}]|\Z))")
+_NAME = re.compile(r'"name"\s*:\s*"')
+_NAME_END = re.compile(rf'"(?=\s*(?:,\s*"(?:{_KEYS})"\s*:|\}}))')
+_BARE_NUMBER = re.compile(r'("\s*:\s*)[-+]?(?:inf|nan)(?=\s*[,}])', re.IGNORECASE)
+_SPACE = re.compile(r"[\s,]*")
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|["\\]')
+_MOST_NAME_ENDS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mended:
+    """How many events were mended or dropped; `first` shows the first mended name with its place."""
+
+    count: int = 0
+    first: str = ""
+    dropped: int = 0
+    first_dropped: str = ""
+    broken_off: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """Spans (`ph` X) as plain dicts with their index in the file, the header, and the counts so far."""
+
+    header: dict[str, Any] = field(default_factory=dict)
+    events: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    count: int = 0
+    first: str = ""
+    dropped: int = 0
+    first_dropped: str = ""
+    broken_off: str = ""
+
+
+def mend(raw: bytes, path: Path, cause: Exception, *, strict: bool) -> Found:
+    """Find the events of a broken file. `cause` is why the typed reader gave up; it is shown when nothing is found."""
+    text = raw.decode("utf-8", errors="replace")
+    array = re.match(r"\s*\[", text) or _ARRAY.search(text)
+    if array is None:
+        raise NoTraceError(f'{path}: {cause}; expected JSON with a list "traceEvents"') from cause
+    found = Found()
+    end = array.end()
+    for index, (start, end, event) in enumerate(_events(text, array.end())):
+        if event is None:
+            event, shown = _mend_event(text[start:end])
+            if event is not None and not found.count:
+                found.first = f"{shown!r} {_place(text, start, index)}"
+            found.count += event is not None
+        if event is None:
+            _drop(found, f"{_place(text, start, index)} is no valid JSON", path, strict=strict)
+        elif not isinstance(event, dict):
+            _drop(found, f"{_place(text, start, index)} is a {type(event).__name__}", path, strict=strict)
+        elif event.get("ph") == "X" and event.get("cat") != "Trace":
+            found.events.append((index, event))
+    tail = _SPACE.match(text, end).end()  # type: ignore[union-attr]  # matches always
+    if text[tail : tail + 1] != "]":
+        found.broken_off = (
+            f"breaks off after {len(found.events)} spans (line {text.count(chr(10), 0, end) + 1})"
+        )
+        if strict:
+            raise TraceError(
+                f'{path}: {found.broken_off}; expected the end of "traceEvents". '
+                "Write the trace again, or read what is there with strict=False"
+            )
+    found.header = _header(text, array.start(), array.end(), tail)
+    return found
+
+
+def _events(text: str, pos: int) -> Iterator[tuple[int, int, Any]]:
+    """Each event's start, end and value; the value is None when it does not parse."""
+    while True:
+        pos = _SPACE.match(text, pos).end()  # type: ignore[union-attr]  # matches always
+        if pos >= len(text) or text[pos] == "]":
+            return
+        try:
+            event, end = _DECODER.raw_decode(text, pos)
+        except (ValueError, RecursionError):
+            event, stop = None, _NEXT_EVENT.search(text, pos) or _LAST_EVENT.search(text, pos)
+            if stop is None:
+                return
+            end = stop.end()
+        yield pos, end, event
+        pos = end
+
+
+def _mend_event(text: str) -> tuple[Any, str]:
+    """The event after mending, and its name; (None, "") when nothing helped."""
+    text = _BARE_NUMBER.sub(r"\1null", text)
+    event = _parse(text)
+    if event is not None:
+        return event, str(event.get("name", ""))
+    start = _NAME.search(text)
+    if start is None:
+        return None, ""
+    for tried, stop in enumerate(_NAME_END.finditer(text, start.end())):
+        name = _ESCAPE.sub(_escape, text[start.end() : stop.start()])
+        event = _parse(text[: start.end()] + name + text[stop.start() :])
+        if event is not None:
+            return event, str(event.get("name", ""))
+        if tried == _MOST_NAME_ENDS:
+            break
+    return None, ""
+
+
+def _parse(text: str) -> dict[str, Any] | None:
+    try:
+        event, end = _DECODER.raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and not text[end:].strip() else None
+
+
+def _escape(found: re.Match[str]) -> str:
+    seen = found[0]
+    return seen if len(seen) > 1 else "\\" + seen
+
+
+def _header(text: str, start: int, first: int, tail: int) -> dict[str, Any]:
+    """Header keys around the list of events; those after it are lost when they do not parse."""
+    if text[start] == "[":
+        return {}
+    for candidate in (text[:first] + text[tail:], text[:first] + "]}"):
+        header = _parse(candidate)
+        if header is not None:
+            header.pop("traceEvents", None)
+            return header
+    return {}
+
+
+def _drop(found: Found, why: str, path: Path, *, strict: bool) -> None:
+    if strict:
+        raise TraceError(f"{path}: {why}; expected an event object. strict=False reads the other events")
+    found.dropped += 1
+    found.first_dropped = found.first_dropped or why
+
+
+def _place(text: str, start: int, index: int) -> str:
+    line = text.count("\n", 0, start) + 1
+    return f"at traceEvents[{index}] (line {line}, character {start})"
+
+
+def _decimal(digits: str) -> Decimal | None:
+    try:
+        return Decimal(digits)
+    except ArithmeticError:
+        return None
+
+
+def _integer(digits: str) -> int | None:
+    return int(digits) if len(digits) < 40 else None
+
+
+# Control characters are allowed in strings, numbers keep their digits, NaN is a missing value.
+_DECODER = json.JSONDecoder(
+    strict=False, parse_float=_decimal, parse_int=_integer, parse_constant=lambda _: None
+)
