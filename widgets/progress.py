@@ -42,9 +42,7 @@ class Row:
         if event.state is progress.State.FINISHED:
             return f"{who}{event.task}: finished in {took}"
         if event.state is progress.State.FAILED:
-            return f"{who}{event.task}: failed after {took}" + (
-                f" ({event.message})" if event.message else ""
-            )
+            return f"{who}{event.task}: failed after {took}" + (f" ({event.message})" if event.message else "")
         return f"{who}{event.task}: {where}, {took}" if where else f"{who}{event.task}: {took}"
 
 

@@ -18,8 +18,8 @@ function render({ model, el }) {
   scale.setAttribute("aria-hidden", "true");
   middle.append(input, scale);
 
-  const output = document.createElement("output");
-  output.htmlFor = id;
+  const output = document.createElement("b"); // the input itself speaks: no second live region
+  output.setAttribute("aria-hidden", "true");
   el.append(label, middle, output);
 
   function showChoices() {

@@ -25,9 +25,7 @@ class ChoiceSlider(anywidget.AnyWidget):
     spoken = traitlets.List(traitlets.Unicode()).tag(sync=True)
     index = traitlets.Int(0).tag(sync=True)
 
-    def __init__(
-        self, *, description: str, choices: Sequence[str], spoken: Sequence[str], index: int = 0
-    ) -> None:
+    def __init__(self, *, description: str, choices: Sequence[str], spoken: Sequence[str], index: int = 0) -> None:
         if not choices or len(choices) != len(spoken):
             raise ValueError(
                 f"{len(choices)} choices and {len(spoken)} spoken forms; expected at least one choice "

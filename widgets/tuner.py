@@ -122,9 +122,7 @@ class Tuner(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types
 
     def _make_parts(self) -> None:
         ranks = f"{self._world_size} rank{'s' if self._world_size > 1 else ''}"
-        self._heading = ipywidgets.HTML(
-            f"<b>Micro-batch at a global batch of {self._global_batch} on {ranks}</b>"
-        )
+        self._heading = ipywidgets.HTML(f"<b>Micro-batch at a global batch of {self._global_batch} on {ranks}</b>")
         self._slider = ChoiceSlider(
             description="Micro-batch",
             choices=[str(s.micro_batch) for s in self._settings],
@@ -137,9 +135,7 @@ class Tuner(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types
             self._make_button("Apply", "Go on with the selected setting", self.apply_selected),
         ]
         self._starters[-1].button_style = "primary"
-        self._stop = ipywidgets.Button(
-            description="Stop", tooltip="End after the present setting", disabled=True
-        )
+        self._stop = ipywidgets.Button(description="Stop", tooltip="End after the present setting", disabled=True)
         self._stop.on_click(self._press_stop)
         self._status = ipywidgets.HTML()
         self._picture = ipywidgets.HTML(layout={"flex": "1 1 320px", "max_width": f"{tuner_picture.WIDTH}px"})
@@ -243,9 +239,7 @@ def _order_settings(settings: Sequence[Setting], *, global_batch: int, world_siz
         raise ValueError("Tuner got no settings; expected at least one Setting")
     for before, after in itertools.pairwise(ordered):
         if before.micro_batch == after.micro_batch:
-            raise ValueError(
-                f"two settings have micro_batch {after.micro_batch}; expected one for each micro-batch"
-            )
+            raise ValueError(f"two settings have micro_batch {after.micro_batch}; expected one for each micro-batch")
     for setting in ordered:
         if setting.samples * world_size != global_batch:
             raise ValueError(
@@ -263,6 +257,4 @@ def _summarise(report: TuneReport, *, last: Sequence[Setting]) -> str:
     if found.failure:
         return f"Micro-batch {found.setting.micro_batch} did not run: {found.failure}"
     rate = f"{found.samples_per_second:.4g} samples/s"
-    return (
-        f"Measured micro-batch {found.setting.micro_batch}: {rate}, {found.peak_bytes / (1 << 20):.1f} MiB."
-    )
+    return f"Measured micro-batch {found.setting.micro_batch}: {rate}, {found.peak_bytes / (1 << 20):.1f} MiB."

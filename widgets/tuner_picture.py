@@ -39,7 +39,7 @@ def draw(report: TuneReport, *, selected: Setting) -> str:
         f"<title>{title}</title>"
     )
     if not ran:
-        words = "Nothing measured yet: press Measure"
+        words = "Nothing measured yet"
         return f"{head}{_text(WIDTH / 2, HEIGHT / 2, words, anchor='middle')}</svg>"
     across = _Axis([m.peak_bytes / MIB for m in ran], start=LEFT, end=WIDTH - RIGHT, from_zero=False)
     up = _Axis([m.samples_per_second for m in ran], start=HEIGHT - BOTTOM, end=TOP, from_zero=True)
@@ -96,18 +96,14 @@ def _draw_axes(across: _Axis, up: _Axis, *, methods: Sequence[str]) -> str:
     middle = (TOP + floor) / 2
     words = f"peak memory of the fullest rank, MiB ({', '.join(methods)})"
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, floor + 38, words, anchor="middle"))
-    parts.append(
-        f'<g transform="rotate(-90 16 {middle})">{_text(16, middle, "samples/s", anchor="middle")}</g>'
-    )
+    parts.append(f'<g transform="rotate(-90 16 {middle})">{_text(16, middle, "samples/s", anchor="middle")}</g>')
     return "".join(parts)
 
 
 def _draw_point(m: Measurement, x: float, y: float, *, is_best: bool, is_selected: bool) -> str:
     ring = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="10" fill="none" stroke="{INK}" stroke-width="2"/>'
     label = f"{m.setting.micro_batch}{' ★' if is_best else ''}"
-    tip = html.escape(
-        f"micro-batch {m.setting.micro_batch}: {m.samples_per_second:.4g} samples/s, {_mib(m)} MiB"
-    )
+    tip = html.escape(f"micro-batch {m.setting.micro_batch}: {m.samples_per_second:.4g} samples/s, {_mib(m)} MiB")
     return (
         f"<g><title>{tip}</title>{ring if is_selected else ''}"
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colours.COMPUTE}" stroke="{INK}"/>'
@@ -136,10 +132,9 @@ def format_table(report: TuneReport, *, settings: Sequence[Setting], selected: S
     caption = f"Global batch {report.global_batch} on {report.world_size} ranks"
     head = "".join(f'<th scope="col" style="{CELL}">{name}</th>' for name in HEADINGS)
     rows = "".join(
-        _format_row(s, by_setting.get(s), mark="▶" if s == selected else "", best=report.best)
-        for s in settings
+        _format_row(s, by_setting.get(s), mark="▶" if s == selected else "", best=report.best) for s in settings
     )
-    style = f"border-collapse:collapse;color:{INK};{TEXT}"
+    style = f"border-collapse:collapse;line-height:1.4;color:{INK};{TEXT}"
     return (
         f'<table class="kit-tune" style="{style}">'
         f'<caption style="text-align:left;padding:4px 8px">{caption}</caption>'

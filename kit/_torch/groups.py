@@ -4,12 +4,20 @@ Seen on torch 2.11.0 and 2.13.0. A group's life is one epoch: everything here is
 which torch offers for NCCL only, and about knowing what belongs to it.
 """
 
+import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import DistNetworkError, distributed_c10d
+from torch.distributed import (  # type: ignore[attr-defined]  # exported, but not for type checkers
+    DistNetworkError,
+    PrefixStore,
+    TCPStore,
+    distributed_c10d,
+)
 
 _NEEDED = ("_new_process_group_helper", "_abort_process_group", "_world")
 _PEER_LOST = (
@@ -19,6 +27,27 @@ _PEER_LOST = (
     "Socket closed",
     "Connection refused",
 )
+
+
+def serve_store(host: str) -> tuple[Any, int]:
+    """A store in this process that listens on `host` only, and its port.
+
+    Given a host name alone, TCPStore listens on all interfaces; given a bound socket it does not.
+    """
+    with socket.create_server((host, 0)) as listener:
+        port = int(listener.getsockname()[1])
+        listening = os.dup(listener.fileno())  # the store closes it
+        return TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listening), port
+
+
+def connect_store(host: str, port: int, *, timeout: timedelta) -> Any:
+    """A client of the store at that address."""
+    return TCPStore(host, port, None, False, timeout=timeout)
+
+
+def prefixed(store: Any, prefix: str) -> Any:
+    """The store with a prefix before each key."""
+    return PrefixStore(prefix, store)
 
 
 class UnknownTorchError(RuntimeError):
@@ -101,6 +130,11 @@ def collectives_begun() -> dict[str, tuple[int, tuple[int, ...]]]:
             count = 0
         counts[str(name)] = (count, tuple(world.pg_group_ranks.get(group, {})))
     return counts
+
+
+def is_traced() -> bool:
+    """Whether operations are being recorded or faked instead of run, by a dispatch mode of any kind."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def is_peer_lost(error: BaseException) -> bool:

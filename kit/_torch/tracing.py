@@ -29,7 +29,7 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> torch
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in inputs]
     with fx_traceback.preserve_node_meta():
-        return make_fx(function)(*fakes)  # type: ignore[no-any-return]
+        return make_fx(function)(*fakes)
 
 
 def set_node_note(note: dict[str, str] | None) -> None:

@@ -61,9 +61,7 @@ def capture(model: torch.nn.Module, batch: object) -> Capture:
     return Capture(model=name, graphs=(graph,), breaks=())
 
 
-def export_module(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> torch.fx.GraphModule:
+def export_module(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.fx.GraphModule:
     """The exported graph as a module that shares the parameters of `model`; no guard nodes in it.
 
     Raises `CaptureError` as `capture` does.
@@ -71,15 +69,11 @@ def export_module(
     try:
         with _quiet_torch():
             exported = torch.export.export(model, args, dict(kwargs))
-    except (
-        Exception
-    ) as error:  # torch raises a dozen unrelated types here; all become one, with the cause kept
+    except Exception as error:  # torch raises a dozen unrelated types here; all become one, with the cause kept
         raise _explain(model, error) from error
     gm = exported.module(check_guards=False)
     if not isinstance(gm, torch.fx.GraphModule):
-        raise CaptureError(
-            f"torch.export gave a {type(gm).__name__}, expected a GraphModule; try torch 2.11 to 2.13"
-        )
+        raise CaptureError(f"torch.export gave a {type(gm).__name__}, expected a GraphModule; try torch 2.11 to 2.13")
     for node in list(gm.graph.nodes):
         if node.op == "call_module" and "_guards_fn" in str(node.target):
             gm.graph.erase_node(node)

@@ -123,9 +123,7 @@ class _Reader:
             value = getattr(value, part)
         if not isinstance(value, torch.Tensor):
             return value
-        fake = (
-            node.meta["val"] if isinstance(node.meta.get("val"), torch.Tensor) else as_fake(self.mode, value)
-        )
+        fake = node.meta["val"] if isinstance(node.meta.get("val"), torch.Tensor) else as_fake(self.mode, value)
         # Tied parameters are two attributes but one memory.
         self.memory.join(("real", storage_identity(value)), storage_identity(fake))
         return fake
@@ -145,11 +143,7 @@ class _Reader:
         places = written_arguments(target)
         if namespace_and_name(target)[1] in ("batch_norm", "native_batch_norm") and len(args) > 5 and args[5]:
             places = ((3, "running_mean"), (4, "running_var"))  # written in training, the schema hides it
-        return [
-            t
-            for at, name in places
-            for t in tensors_in(kwargs.get(name, args[at] if at < len(args) else None))
-        ]
+        return [t for at, name in places for t in tensors_in(kwargs.get(name, args[at] if at < len(args) else None))]
 
     def _kind(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Kind:
         if node.op == "placeholder":
@@ -165,12 +159,7 @@ class _Reader:
             return Kind.WAIT if "wait" in operation else Kind.COLLECTIVE
         made = {self.memory.find(storage_identity(t)) for t in tensors_in(value)}
         read = {self.memory.find(storage_identity(t)) for t in tensors_in((args, kwargs))}
-        if (
-            made
-            and made <= read
-            and not self._written(node.target, args, kwargs)
-            and not _writes_by_name(node)
-        ):
+        if made and made <= read and not self._written(node.target, args, kwargs) and not _writes_by_name(node):
             return Kind.VIEW
         return Kind.COMPUTE
 
@@ -190,9 +179,7 @@ class _Reader:
         mutates = np.full(len(self.nodes), -1, np.int32)
         for row, number in reversed(writes):
             mutates[row] = number
-        edges = [
-            (self.row[used], row) for row, node in enumerate(self.nodes) for used in node.all_input_nodes
-        ]
+        edges = [(self.row[used], row) for row, node in enumerate(self.nodes) for used in node.all_input_nodes]
         ends = np.array(edges, np.int32).reshape(-1, 2)
         parameter = tuple(self._parameter(node) for node in self.nodes)
         return Graph(
@@ -237,9 +224,7 @@ class _Reader:
                 tensors = tensors_in(self._arguments(node)[0])[:1]
             else:
                 continue
-            yield from dict.fromkeys(
-                (row, self.memory.number(storage_identity(tensor))) for tensor in tensors
-            )
+            yield from dict.fromkeys((row, self.memory.number(storage_identity(tensor))) for tensor in tensors)
 
     def _parameter(self, node: fx.Node) -> str:
         if node.op == "placeholder":

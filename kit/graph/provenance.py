@@ -25,9 +25,7 @@ def phase_of(meta: dict[str, Any]) -> Phase | None:
         try:
             return Phase(stated)
         except ValueError as error:
-            raise ValueError(
-                f"kit_phase {stated!r} in node metadata; expected one of {', '.join(Phase)}"
-            ) from error
+            raise ValueError(f"kit_phase {stated!r} in node metadata; expected one of {', '.join(Phase)}") from error
     if meta.get("autograd_backward") or meta.get("partitioner_tag") == "is_backward":
         return Phase.BACKWARD
     if meta.get("fwd_nn_module_stack") and not meta.get("nn_module_stack"):

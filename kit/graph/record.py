@@ -77,9 +77,7 @@ class Graph:
                        self.groups, self.parameter, self.bytes_out, self.bytes_moved, self.flops,
                        self.storage, self.mutates):  # fmt: skip
             if len(column) != n:
-                raise ValueError(
-                    f"graph {self.name!r}: a column has {len(column)} rows, expected {n} (one a node)"
-                )
+                raise ValueError(f"graph {self.name!r}: a column has {len(column)} rows, expected {n} (one a node)")
         if len(self.edge_from) != len(self.edge_to):
             raise ValueError(
                 f"graph {self.name!r}: {len(self.edge_from)} edge starts and {len(self.edge_to)} edge ends, "

@@ -162,9 +162,7 @@ def _count_edges(graph: Graph, clusters: Clusters, part_of: NDArray[np.int32]) -
 def _floor(graph: Graph, clusters: Clusters, column: NDArray[np.float64]) -> tuple[float, str]:
     """Share of the heaviest cluster in the whole, and its heaviest node with the module that made it."""
     loads = by_cluster(clusters, column)
-    total = by_part(
-        column, clusters=clusters, part_of_cluster=np.zeros(clusters.count, dtype=np.int32), parts=1
-    )
+    total = by_part(column, clusters=clusters, part_of_cluster=np.zeros(clusters.count, dtype=np.int32), parts=1)
     cluster = int(np.argmax(loads))
     rows = np.flatnonzero(clusters.cluster_of == cluster)
     row = int(rows[np.argmax(column[rows])])

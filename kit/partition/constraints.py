@@ -123,7 +123,7 @@ def _touch_a_mutated_storage(graph: Graph) -> list[list[int]]:
 
 
 def _rows_everywhere(graph: Graph, pinned: set[int]) -> NDArray[np.bool_]:
-    """Which nodes each part may hold a copy of: inputs, constants, views of parameters, numbers of the batch."""
+    """Which nodes each part may hold a copy of: inputs, constants, views of parameters, sizes."""
     inputs = _inputs_of(graph)
     is_tuple = _is_tuple(graph)
     origins = [Origin(0)] * len(graph)
@@ -132,11 +132,7 @@ def _rows_everywhere(graph: Graph, pinned: set[int]) -> NDArray[np.bool_]:
         origin = Origin(0)
         for source in inputs[row]:
             origin |= origins[source]
-        if (
-            row in pinned
-            or kind in (Kind.OUTPUT, Kind.COLLECTIVE, Kind.WAIT)
-            or _is_random(graph.targets[row])
-        ):
+        if row in pinned or kind in (Kind.OUTPUT, Kind.COLLECTIVE, Kind.WAIT) or _is_random(graph.targets[row]):
             origin |= Origin.WORK
         elif is_batch_input(graph, row):
             origin |= Origin.BATCH
@@ -220,9 +216,7 @@ def _number_clusters(graph: Graph, clustered: NDArray[np.bool_], groups: _Groups
     return cluster_of
 
 
-def _edges_between(
-    graph: Graph, cluster_of: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _edges_between(graph: Graph, cluster_of: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Distinct edges between different clusters."""
     start, end = cluster_of[graph.edge_from], cluster_of[graph.edge_to]
     between = (start >= 0) & (end >= 0) & (start != end)

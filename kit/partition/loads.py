@@ -61,13 +61,15 @@ def amounts(graph: Graph, clusters: Clusters, seconds: NDArray[np.float64]) -> A
 def works(graph: Graph, clusters: Clusters) -> NDArray[np.bool_]:
     """The nodes that counts of nodes and edges go by: those of clusters, without what is only read."""
     is_read = np.array([kind in (Kind.INPUT, Kind.CONSTANT) for kind in graph.kinds], dtype=bool)
-    return (clusters.cluster_of >= 0) & ~is_read
+    is_work: NDArray[np.bool_] = (clusters.cluster_of >= 0) & ~is_read
+    return is_work
 
 
 def by_cluster(clusters: Clusters, column: NDArray[np.float64]) -> NDArray[np.float64]:
     """Sums over the nodes of each cluster, without the nodes that are everywhere."""
     inside = clusters.cluster_of >= 0
-    return np.bincount(clusters.cluster_of[inside], weights=column[inside], minlength=clusters.count)
+    sums = np.bincount(clusters.cluster_of[inside], weights=column[inside], minlength=clusters.count)
+    return sums.astype(np.float64)
 
 
 def by_part(

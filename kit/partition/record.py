@@ -119,15 +119,13 @@ class Cut:
     bytes_sent: NDArray[np.int64]
 
     def __post_init__(self) -> None:
-        for column in (self.part_of, self.copies):
-            if len(column) != len(self.names):
-                raise ValueError(
-                    f"cut of {self.graph!r}: {len(column)} rows in a column, {len(self.names)} names"
-                )
-        for column in (self.seconds, self.bytes_of_memory, self.bytes_of_parameters, self.node_counts,
-                       self.bytes_received, self.bytes_sent):  # fmt: skip
-            if len(column) != self.parts:
-                raise ValueError(f"cut of {self.graph!r}: {len(column)} rows in a column, {self.parts} parts")
+        for rows in (len(self.part_of), len(self.copies)):
+            if rows != len(self.names):
+                raise ValueError(f"cut of {self.graph!r}: {rows} rows in a column, {len(self.names)} names")
+        for rows in map(len, (self.seconds, self.bytes_of_memory, self.bytes_of_parameters, self.node_counts,
+                              self.bytes_received, self.bytes_sent)):  # fmt: skip
+            if rows != self.parts:
+                raise ValueError(f"cut of {self.graph!r}: {rows} rows in a column, {self.parts} parts")
         if len(self.part_of) and not (self.part_of.min() >= 0 and self.part_of.max() < self.parts):
             raise ValueError(
                 f"cut of {self.graph!r}: parts {self.part_of.min()} to {self.part_of.max()}, "

@@ -35,9 +35,7 @@ class Stages(nn.Module):
     uncut module's numbers.
     """
 
-    def __init__(
-        self, parts: Iterable[fx.GraphModule], *, wires: tuple[Wires, ...], uncut: fx.GraphModule
-    ) -> None:
+    def __init__(self, parts: Iterable[fx.GraphModule], *, wires: tuple[Wires, ...], uncut: fx.GraphModule) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
         self.wires = wires
@@ -86,7 +84,7 @@ def _check_same_nodes(cut: Cut, nodes: list[fx.Node]) -> None:
     found = [repr(side[row]) if row < len(side) else "nothing" for side in (names, cut.names)]
     raise CutError(
         f"the module has {found[0]} as node {row}, the cut of {cut.graph!r} has {found[1]}; expected the "
-        "module whose graph was cut: graph = graph_of(gm, name=...), then cut(graph, parts), then stages(cut, gm)"
+        "module whose graph was cut: graph_of(gm, name=...), then cut(graph, parts), then stages(cut, gm)"
     )
 
 
@@ -129,8 +127,7 @@ class _Wiring:
     def _is_needed_after(self, node: fx.Node, part: int) -> bool:
         """Whether the caller or a later part without a copy of its own reads the node."""
         return any(
-            user.op == "output" or (self.part_of[user] > part and not self.is_copied[node])
-            for user in node.users
+            user.op == "output" or (self.part_of[user] > part and not self.is_copied[node]) for user in node.users
         )
 
 
@@ -148,9 +145,7 @@ def _build(
     graph.output(tuple(inside[node] for node in given))
     graph.lint()
     owned = {
-        str(node.target): _attribute(gm, str(node.target))
-        for node in held
-        if node.op in ("get_attr", "call_module")
+        str(node.target): _attribute(gm, str(node.target)) for node in held if node.op in ("get_attr", "call_module")
     }
     wires = Wires(takes=tuple(node.name for node in taken), gives=tuple(node.name for node in given))
     return fx.GraphModule(owned, graph), wires

@@ -72,6 +72,10 @@ class DeadRankError(RanksError):
     """A call needs a rank that is dead."""
 
 
+class RankNumberError(RanksError, ValueError):
+    """A number that is no rank of the group."""
+
+
 class LaunchError(RanksError):
     """A group could not be started."""
 
@@ -127,7 +131,8 @@ class InterruptedRanksError(KeyboardInterrupt):
         self.failures = tuple(failures)
         self.note = note
         lines = ["interrupted"]
-        lines += _shown([f"rank {f.rank}: stopped at {f.frames[-1]}" for f in self.failures if f.frames])
+        by_rank = sorted(self.failures, key=lambda failure: failure.rank)
+        lines += _shown([f"rank {f.rank}: stopped at {f.frames[-1]}" for f in by_rank if f.frames])
         super().__init__("\n".join([*lines, note] if note else lines))
 
     def _render_traceback_(self) -> list[str]:
@@ -144,7 +149,7 @@ def report(causes: Sequence[Failure], consequences: Sequence[Failure], note: str
     room = max(0, MAX_RANKS_SHOWN - len(groups))
     told = {f.rank for f in consequences[:room]}
     first = causes[0]
-    because = first.message if first.died else f"rank {first.rank} raised {first.type}"
+    because = f"rank {first.rank} died ({first.type})" if first.died else f"rank {first.rank} raised {first.type}"
     lines += [f"rank {f.rank}: {_consequence(f, because)}" for f in consequences if f.rank in told]
     rest += len(consequences) - len(told)
     if rest:
@@ -155,10 +160,14 @@ def report(causes: Sequence[Failure], consequences: Sequence[Failure], note: str
 
 
 def _alike(failures: Sequence[Failure]) -> list[list[Failure]]:
-    """Failures of equal type, message and last frame are told once, for all their ranks."""
+    """Failures that are alike are told once, for all their ranks.
+
+    They have type, message and last frame in common; a message of several lines names its places itself.
+    """
     found: dict[tuple[object, ...], list[Failure]] = {}
     for failure in failures:
-        key = (failure.rank,) if failure.died else (failure.type, failure.message, failure.frames[-1:])
+        place = () if "\n" in failure.message else failure.frames[-1:]
+        key: tuple[object, ...] = (failure.rank,) if failure.died else (failure.type, failure.message, *place)
         found.setdefault(key, []).append(failure)
     return list(found.values())
 
@@ -168,7 +177,7 @@ def _with_frames(failures: list[Failure]) -> list[str]:
     head, *more = str(first).split("\n")
     if first.died:
         head = head.removeprefix(f"rank {first.rank} ")
-    return [f"{_label([f.rank for f in failures])}: {head}", *more, *(f"    {frame}" for frame in first.frames)]
+    return [f"{_label(sorted(f.rank for f in failures))}: {head}", *more, *(f"    {frame}" for frame in first.frames)]
 
 
 def _label(ranks: list[int]) -> str:

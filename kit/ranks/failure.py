@@ -26,13 +26,16 @@ def is_users(file: str) -> bool:
     return not file.startswith(_FOREIGN)
 
 
+def frame_at(file: str, line: int, function: str) -> Frame:
+    """A place in the code with its source line."""
+    return Frame(file=file, line=line, function=function, code=linecache.getline(file, line).strip())
+
+
 def users_frames(trace: TracebackType | None) -> tuple[Frame, ...]:
     """The user's own frames of a traceback, outermost first; its last frame when none is theirs."""
     summary = [
-        Frame(file=frame.f_code.co_filename, line=line, function=frame.f_code.co_name,
-              code=linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip())
-        for frame, line in traceback.walk_tb(trace)
-    ]  # fmt: skip
+        frame_at(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_tb(trace)
+    ]
     return tuple(frame for frame in summary if is_users(frame.file)) or tuple(summary[-1:])
 
 
@@ -41,8 +44,7 @@ def users_line(frame: FrameType | None) -> Frame | None:
     while frame is not None:
         file = frame.f_code.co_filename
         if is_users(file):
-            code = linecache.getline(file, frame.f_lineno, frame.f_globals).strip()
-            return Frame(file=file, line=frame.f_lineno, function=frame.f_code.co_name, code=code)
+            return frame_at(file, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return None
 

@@ -39,12 +39,13 @@ class RankProcess:
     crash: int
     exit_code: int | None = None
 
-    def reap(self) -> None:
-        """Learn how the process ended; call it when `status` is readable."""
-        with contextlib.suppress(EOFError, OSError, struct.error):
-            (self.exit_code,) = struct.unpack("<i", os.read(self.status.fileno(), 4))
-        if self.exit_code is None:  # the fork server itself is gone and took its ranks along
-            self.exit_code = -signal.SIGKILL
+    def reap(self) -> int:
+        """The exit code; call it when `status` is readable."""
+        if self.exit_code is None:
+            self.exit_code = -signal.SIGKILL  # unless told otherwise: the fork server is gone and took its ranks along
+            with contextlib.suppress(OSError, struct.error):
+                (self.exit_code,) = struct.unpack("<i", os.read(self.status.fileno(), 4))
+        return self.exit_code
 
     def kill(self) -> None:
         """End the process and what it has started at once."""
@@ -71,6 +72,8 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                # torch warns with a C++ stack of forty lines whenever the guard cuts a store's connection
+                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},
                 start_new_session=True,  # a Ctrl-C in the terminal is the controller's, which tells the ranks
             )
         self._lock = threading.Lock()
@@ -108,7 +111,7 @@ class ForkServer:
         control, their_control = socket.socketpair()
         pipes = [os.pipe() for _ in range(4)]  # crash, out, err, status
         theirs = [their_control.fileno(), *(write for _, write in pipes)]
-        request = ForkRequest(spec=spec, environment=environment, folder=os.getcwd(), path=tuple(sys.path))
+        request = ForkRequest(spec=spec, environment=environment, folder=str(Path.cwd()), path=tuple(sys.path))
         try:
             with self._lock, their_control:
                 pid = self._ask(request, theirs)

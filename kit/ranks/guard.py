@@ -13,14 +13,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from kit._torch import groups
 from kit.ranks import sockets
+from kit.ranks.check import Check
 from kit.ranks.errors import Frame
 from kit.ranks.failure import line_of_thread
+from kit.ranks.spec import Spec
 
 EXIT_ORPHANED = 75
 _FOREVER = timedelta(days=1)  # people think between two cells; the guard, not a time limit, ends a wait
@@ -32,11 +35,11 @@ _NEXT_SIGNAL_SECONDS = 1.0  # the first may have been swallowed (`except`, `__de
 class Guard:
     """Knows the present epoch of this rank, the running command, and how to end both."""
 
-    def __init__(self, *, host: str, port: int, rank: int, world_size: int, backend: str, epoch: int) -> None:
-        self._address = (host, port)
-        self._rank, self._world_size, self._backend = rank, world_size, backend
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._check = Check(spec.rank) if spec.check_collectives else None
         self._lock = threading.Lock()
-        self._epoch = epoch
+        self._epoch = spec.epoch
         self._sockets: set[str] = set()
         self._running: int | None = None
         self._command_ended = threading.Event()
@@ -44,7 +47,7 @@ class Guard:
         self._main = threading.main_thread().ident or 0
         groups.require_known_torch()
         groups.watch_new_groups(self._record_sockets)
-        watchdog = threading.Thread(target=self._watch, args=(self._connect(_FOREVER), epoch), daemon=True)
+        watchdog = threading.Thread(target=self._watch, args=(self._connect(_FOREVER), spec.epoch), daemon=True)
         watchdog.name = "kit-watchdog"
         watchdog.start()
 
@@ -70,30 +73,33 @@ class Guard:
 
     def join(self, epoch: int) -> None:
         """End the present group, if any, and join all ranks in a new one. Raises what torch raises."""
-        groups.drop_groups()
-        with self._lock:
-            self._epoch = epoch
-            self._sockets = set()
+        self.leave(epoch)
         with self._record_sockets():
-            store = self._connect(_REJOIN)
-        device = torch.device("cuda", torch.cuda.current_device()) if self._backend == "nccl" else None
+            store = groups.prefixed(self._connect(_REJOIN), f"epoch{epoch}")
+            if self._check is not None:
+                self._check.renew(groups.prefixed(self._connect(_FOREVER), f"check{epoch}"))
+        device = torch.device("cuda", torch.cuda.current_device()) if self._spec.backend == "nccl" else None
         dist.init_process_group(
-            self._backend,
-            rank=self._rank,
-            world_size=self._world_size,
-            store=dist.PrefixStore(f"epoch{epoch}", store),
+            self._spec.backend,
+            rank=self._spec.rank,
+            world_size=self._spec.world_size,
+            store=store,
             timeout=_FOREVER,
             device_id=device,
         )
         dist.barrier()
 
-    def leave(self) -> None:
-        """End the present group without joining another."""
+    def leave(self, epoch: int) -> None:
+        """End the present group and be without one in this epoch."""
         groups.drop_groups()
+        if self._check is not None:
+            self._check.renew(None)
+        with self._lock:
+            self._epoch = epoch
+            self._sockets = set()
 
-    def _connect(self, timeout: timedelta) -> dist.TCPStore:
-        host, port = self._address
-        return dist.TCPStore(host, port, None, False, timeout=timeout)
+    def _connect(self, timeout: timedelta) -> Any:
+        return groups.connect_store(self._spec.host, self._spec.port, timeout=timeout)
 
     @contextmanager
     def _record_sockets(self) -> Iterator[None]:
@@ -105,7 +111,7 @@ class Guard:
             with self._lock:
                 self._sockets |= sockets.inodes() - before
 
-    def _watch(self, store: dist.TCPStore, epoch: int) -> None:
+    def _watch(self, store: Any, epoch: int) -> None:
         while True:
             key = f"abort/{epoch}"
             try:
@@ -125,7 +131,7 @@ class Guard:
                 return
             command, owned = self._running, self._sockets
             self._abort = (epoch, cause, line_of_thread(self._main) if command is not None else None)
-        if self._backend == "nccl":
+        if self._spec.backend == "nccl":
             groups.abort_groups()
         sockets.cut(owned)
         seconds = _FIRST_SIGNAL_SECONDS

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kit.ranks.cell import run_cell
+from kit.ranks.cell import remember_source, run_cell
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,6 +85,7 @@ def push(values: dict[str, Any]) -> None:
 
 def pull(expression: str) -> Any:
     """The value of an expression in the rank's namespace."""
+    remember_source(expression, "<pull>")
     return eval(compile(expression, "<pull>", "eval"), _namespace())
 
 

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from kit.ranks.group import Ranks
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, weakref_slot=True)
 class Remote:
     """A name on every rank of a group. As an argument of `run` or `hold` it arrives as the object itself."""
 

@@ -30,7 +30,7 @@ def cut(owned: Iterable[str]) -> int:
 def _open_sockets() -> Iterator[tuple[int, str]]:
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            match = _LINK.fullmatch(os.readlink(entry))
+            match = _LINK.fullmatch(str(entry.readlink()))
         except OSError:  # closed meanwhile
             continue
         if match:

@@ -6,28 +6,46 @@ Large buffers go beside the pickle (protocol 5), so that a tensor is copied once
 """
 
 import io
+import linecache
+import marshal
 import pickle
 import struct
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import cloudpickle
 
+from kit.ranks.cell import remember_source
 from kit.ranks.remote import Remote
 
 Frames = list[bytes | memoryview]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sent: set[str] = set()
+
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Remote):
             return _fetch, (obj.name,)
+        if isinstance(obj, CodeType):
+            return _build_code, (marshal.dumps(obj), obj.co_filename, self._source_of(obj.co_filename))
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) in (torch.Tensor, torch.nn.Parameter) and _is_plain(obj):
             return _reduce_tensor(obj)
         return super().reducer_override(obj)
+
+    def _source_of(self, filename: str) -> str:
+        """The text of a notebook cell, sent once, so that a rank can show its lines; "" for a file on disk."""
+        if filename in self._sent or Path(filename).exists():
+            return ""
+        self._sent.add(filename)
+        return "".join(linecache.getlines(filename))
 
 
 def dumps(value: Any) -> Frames:
@@ -78,6 +96,13 @@ def _fetch(name: str) -> Any:
     return fetch(name)
 
 
+def _build_code(marshalled: bytes, filename: str, source: str) -> CodeType:
+    """Code as it was, with the name of its file: cloudpickle's own way says `<dynamic-code>`."""
+    if source:
+        remember_source(source, filename)
+    return marshal.loads(marshalled)  # type: ignore[no-any-return]
+
+
 def _is_plain(tensor: Any) -> bool:
     import torch
 
@@ -90,7 +115,13 @@ def _reduce_tensor(tensor: Any) -> Any:
     data = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
     raw = pickle.PickleBuffer(data.reshape(-1).view(torch.uint8).numpy()) if data.numel() else b""
     parameter = isinstance(tensor, torch.nn.Parameter)
-    return _build_tensor, (raw, str(data.dtype).removeprefix("torch."), tuple(data.shape), tensor.requires_grad, parameter)
+    return _build_tensor, (
+        raw,
+        str(data.dtype).removeprefix("torch."),
+        tuple(data.shape),
+        tensor.requires_grad,
+        parameter,
+    )
 
 
 def _build_tensor(raw: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, parameter: bool) -> Any:

@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import types
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -24,20 +23,7 @@ from kit.ranks.failure import failure_of
 from kit.ranks.guard import Guard
 from kit.ranks.messages import Answer, Command, Counts, Kind, pack, unpack
 from kit.ranks.remote import RemoteRepr
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """What a new rank must know. `device` is "cpu" or "cuda"; `epoch` the one it will join."""
-
-    rank: int
-    world_size: int
-    backend: str
-    device: str
-    threads: int
-    host: str
-    port: int
-    epoch: int
+from kit.ranks.spec import Spec
 
 
 class Worker:
@@ -51,10 +37,7 @@ class Worker:
         signal.signal(signal.SIGINT, self._on_sigint)
         torch.set_num_threads(spec.threads)
         device = "cpu" if spec.device == "cpu" else _own_gpu(spec)
-        self._guard = Guard(
-            host=spec.host, port=spec.port, rank=spec.rank, world_size=spec.world_size, backend=spec.backend,
-            epoch=spec.epoch,
-        )  # fmt: skip
+        self._guard = Guard(spec)
         main = types.ModuleType("__main__")
         sys.modules["__main__"] = main
         inside.enter(rank=spec.rank, world_size=spec.world_size, device=device, namespace=main.__dict__)
@@ -109,9 +92,11 @@ class Worker:
 
     def _do(self, command: Command, value: wire.Frames) -> Any:
         if command.kind is Kind.JOIN:
-            return self._guard.join(command.epoch)
+            self._guard.join(command.epoch)
+            return None
         if command.kind is Kind.LEAVE:
-            return self._guard.leave()
+            self._guard.leave(command.epoch)
+            return None
         function, args = wire.loads(value)
         return function(*args)
 
@@ -155,8 +140,10 @@ class Worker:
 def main(spec: Spec, *, control: int, crash: int) -> NoReturn:
     """Be a rank; `control` and `crash` are descriptors that the controller reads at the other end."""
     faulthandler.enable(os.fdopen(crash, "w"), all_threads=True)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="replace")  # type: ignore[union-attr]  # text streams here
+    for name, fd in (("stdout", 1), ("stderr", 2)):  # those of the fork server were opened on something else
+        stream = os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     connection = Connection(control)
     try:
         worker = Worker(spec, connection)
@@ -165,6 +152,10 @@ def main(spec: Spec, *, control: int, crash: int) -> NoReturn:
         worker, hello = None, Answer(number=0, failure=failure_of(error, spec.rank, folded=False))
     try:
         wire.send(connection, pack(hello, wire.dumps(None)))
+        if worker is None:
+            wire.receive(connection)  # not before the controller has read why
+    except (EOFError, OSError):  # the controller is gone
+        worker = None
     finally:
         if worker is None:
             os._exit(1)

@@ -41,9 +41,7 @@ def main(fd: int, controller: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=fd) as requests:
         try:
-            import torch.distributed
-
-            import kit.ranks.worker  # noqa: F401  # every rank starts with it
+            import kit.ranks.worker  # noqa: F401  # every rank starts with it; brings torch
         except BaseException:
             send_pickle(requests, traceback.format_exc())
             return
@@ -120,11 +118,13 @@ class _Zygote:
         pid = os.fork()
         if pid == 0:
             try:
+                for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
+                    os.dup2(source, target)
+                    os.close(source)
                 self._leave_zygote(status)
-                _become_rank(request, control=control, crash=crash, out=out, err=err)
+                _become_rank(request, control=control, crash=crash)
             except BaseException:
-                with contextlib.suppress(OSError):
-                    os.write(err, traceback.format_exc().encode())
+                os.write(2, traceback.format_exc().encode())
             finally:
                 os._exit(1)
         for fd in (control, crash, out, err):
@@ -172,11 +172,7 @@ class _Zygote:
             os.close(fd)
 
 
-def _become_rank(request: ForkRequest, *, control: int, crash: int, out: int, err: int) -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (out, 1), (err, 2)):
-        os.dup2(source, target)
-        os.close(source)
+def _become_rank(request: ForkRequest, *, control: int, crash: int) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     with contextlib.suppress(OSError):  # the folder may be gone; imports say so better than a dead rank

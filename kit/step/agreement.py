@@ -6,8 +6,9 @@ is found here, where it can still be named.
 
 import hashlib
 
+import torch
 import torch.distributed as dist
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from kit.step.mesh import Axis
 
@@ -37,8 +38,8 @@ def require_same_graph(module: GraphModule, axis: Axis) -> None:
     )
 
 
-def _line(node: object) -> str:
+def _line(node: Node) -> str:
     """A node without its metadata: name, target, arguments, shape."""
-    value = getattr(node, "meta", {}).get("val")
-    shape = f"{getattr(value, 'dtype', '')}{list(value.shape)}" if hasattr(value, "shape") else ""
-    return f"{node} = {getattr(node, 'target', '')}{getattr(node, 'args', ())} {shape}"
+    value = node.meta.get("val")
+    shape = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    return f"{node} = {node.target}{node.args} {shape}"

@@ -1,7 +1,9 @@
 """The whole training step as one object: build it, call it with a batch, read its graph and plan."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,12 +28,19 @@ from kit.step.strategy import FSDP, Strategy, strategy_of
 from kit.step.trace import Loss, Traced, trace_step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Stage:
-    """The step's graph after one pass, "traced" before any."""
+    """The step's graph after one pass; "traced" before any."""
 
     name: str
-    graph: Graph
+    module: torch.fx.GraphModule
+    input_names: tuple[str, ...]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph as a record, priced when it is first asked for."""
+        placeholders = [node.name for node in self.module.graph.nodes if node.op == "placeholder"]
+        return graph_of(self.module, name=self.name, parameters=dict(zip(placeholders, self.input_names, strict=True)))
 
 
 class CompiledStep:
@@ -43,9 +52,16 @@ class CompiledStep:
     """
 
     def __init__(
-        self, *, inputs: Inputs, axis: Axis, guard: Guard, run: Callable[..., Any], plan: Plan, stages: Sequence[Stage],
-        optimizer: torch.optim.Optimizer, module: torch.fx.GraphModule,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        inputs: Inputs,
+        axis: Axis,
+        guard: Guard,
+        run: Callable[..., Any],
+        plan: Plan,
+        stages: Sequence[Stage],
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
         self._inputs = inputs
         self._axis = axis
         self._guard = guard
@@ -54,9 +70,9 @@ class CompiledStep:
         self._held = inputs.held()
         self.plan = plan
         self.stages = tuple(stages)
-        self.module = module
 
     def __call__(self, *window: Any) -> torch.Tensor:
+        """Run one step on a window of micro-batches; returns the loss over all ranks."""
         self._guard.require(window)
         for rate, group in zip(self._inputs.rates, self._optimizer.param_groups, strict=True):
             rate.fill_(float(group["lr"]))
@@ -70,6 +86,22 @@ class CompiledStep:
     def graph(self) -> Graph:
         """The graph that runs, after all passes."""
         return self.stages[-1].graph
+
+    @property
+    def module(self) -> torch.fx.GraphModule:
+        """The FX graph that runs; read it, do not change it."""
+        return self.stages[-1].module
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Put parameters, state, buffers and random state back as they were when the block ends."""
+        kept = [tensor.clone() for tensor in self._held]
+        with torch.random.fork_rng(devices=[self._held[0].device] if self._held[0].is_cuda else []):
+            try:
+                yield
+            finally:
+                for tensor, before in zip(self._held, kept, strict=True):
+                    tensor.copy_(before)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The model's parameters and buffers, whole, as the plain model names them. A collective call."""
@@ -102,9 +134,7 @@ def compile_step(
     chosen = strategy_of(strategy)
     window = _window(batch, accumulation)
     if executor not in EXECUTORS:
-        raise ValueError(
-            f"executor {executor!r} is not known; expected one of {', '.join(map(repr, EXECUTORS))}"
-        )
+        raise ValueError(f"executor {executor!r} is not known; expected one of {', '.join(map(repr, EXECUTORS))}")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with progress.task("compile step", total=4) as work:
         axis = axis_of(chosen, mesh, device)
@@ -117,9 +147,13 @@ def compile_step(
         require_same_graph(module, axis)
         work.advance("ranks agree")
     plan = plan_of(
-        module, inputs, strategy=repr(chosen), world_size=axis.size, passes=[s.name for s in stages[1:]],
+        module,
+        inputs,
+        strategy=repr(chosen),
+        world_size=axis.size,
+        passes=[stage.name for stage in stages[1:]],
         unused=traced.unused,
-    )  # fmt: skip
+    )
     return CompiledStep(
         inputs=inputs,
         axis=axis,
@@ -128,15 +162,12 @@ def compile_step(
         plan=plan,
         stages=stages,
         optimizer=optimizer,
-        module=module,
     )
 
 
 def _window(batch: Any, accumulation: int) -> list[Any]:
     if not isinstance(accumulation, int) or accumulation < 1:
-        raise ValueError(
-            f"accumulation is {accumulation!r}, expected a whole number of micro-batches, at least 1"
-        )
+        raise ValueError(f"accumulation is {accumulation!r}, expected a whole number of micro-batches, at least 1")
     if isinstance(batch, list):
         if accumulation != 1 or not batch:
             raise ValueError(
@@ -155,15 +186,11 @@ def _rewrite(traced: Traced, inputs: Inputs, strategy: Strategy) -> tuple[torch.
         changes.append(("bucket gathers", lambda gm: bucket_gathers(gm, limit)))
         if strategy.reshard_after_forward:
             changes.append(("reshard after forward", reshard_after_forward))
+    names = tuple(inputs.names())
     module = apply_pass("remove dead code", traced.module, lambda gm: None)
-    stages = [_stage("traced", traced.module, inputs), _stage("remove dead code", module, inputs)]
+    stages = [Stage(name="traced", module=traced.module, input_names=names)]
+    stages.append(Stage(name="remove dead code", module=module, input_names=names))
     for name, change in changes:
         module = apply_pass(name, module, change)
-        stages.append(_stage(name, module, inputs))
+        stages.append(Stage(name=name, module=module, input_names=names))
     return module, stages
-
-
-def _stage(name: str, module: torch.fx.GraphModule, inputs: Inputs) -> Stage:
-    placeholders = [node.name for node in module.graph.nodes if node.op == "placeholder"]
-    names = dict(zip(placeholders, inputs.names(), strict=True))
-    return Stage(name=name, graph=graph_of(module, name=name, parameters=names))

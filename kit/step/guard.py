@@ -52,9 +52,7 @@ class Guard:
                 "as it was, or compile again"
             )
         if self.settings != _settings(self.optimizer):
-            old, new = next(
-                (o, n) for o, n in zip(self.settings, _settings(self.optimizer), strict=False) if o != n
-            )
+            old, new = next((o, n) for o, n in zip(self.settings, _settings(self.optimizer), strict=False) if o != n)
             names = [key for key in old if old[key] != new.get(key)]
             raise GuardError(
                 f"the optimizer's {', '.join(f'{k} went from {old[k]} to {new.get(k)}' for k in names)}; only lr may "

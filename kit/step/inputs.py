@@ -80,9 +80,7 @@ class Inputs:
             states=[{key: next(rest) for key in state} for state in self.states],
             others={name: next(rest) for name in self.others},
             rates=[next(rest) for _ in self.rates],
-            window=trees.mapped(
-                lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf, list(self.window)
-            ),
+            window=trees.mapped(lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf, list(self.window)),
         )
 
 

@@ -7,10 +7,10 @@ gradient node is marked when its forward operation makes it, so that the backwar
 """
 
 import linecache
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -24,8 +24,8 @@ from kit._torch.tracing import set_node_note
 
 Note = dict[str, str]
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_KIT = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_TORCH = f"{Path(torch.__file__).parent}/"
+_KIT = f"{Path(__file__).parents[1]}/"
 PHASES = ("forward", "backward")
 ROOT = "(model)"  # the path of the model itself, whose own name is empty
 _KEY = "kit_note"  # in the metadata of an autograd node
@@ -125,6 +125,7 @@ def fill_gaps(module: torch.fx.GraphModule) -> None:
     nodes = [node for node in module.graph.nodes if node.meta.get("custom", {}).get("kit_phase") in PHASES]
     for phase, order, neighbours in (
         ("forward", reversed(nodes), lambda node: list(node.users)),
+        ("forward", nodes, lambda node: node.all_input_nodes),
         ("backward", nodes, lambda node: node.all_input_nodes),
     ):
         for node in order:

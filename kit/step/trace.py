@@ -85,10 +85,7 @@ def _run(
         else:
             sums = collectives.all_reduce_sum(torch.stack([total, weight.to(total.dtype)]), axis.group)
             mean, weight = sums[0] / sums[1], sums[1]
-    reduced = [
-        None if g is None else _reduced(slot, g, axis)
-        for slot, g in zip(inputs.slots, gradients, strict=True)
-    ]
+    reduced = [None if g is None else _reduced(slot, g, axis) for slot, g in zip(inputs.slots, gradients, strict=True)]
     if weight is not None:
         with tracing.node_note(note("backward", "loss")):
             reduced = [None if g is None else g / weight for g in reduced]
@@ -169,11 +166,7 @@ def _reduced(slot: Slot, gradient: torch.Tensor, axis: Axis) -> torch.Tensor:
 def _checked(result: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     value, count = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        seen = (
-            f"a tensor of shape {list(value.shape)}"
-            if isinstance(value, torch.Tensor)
-            else type(value).__name__
-        )
+        seen = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise TraceError(
             f"loss(model, batch) returned {seen}; expected a scalar mean over the micro-batch's rows, or a pair "
             "(sum, count) whose sum is divided by the count over all ranks and micro-batches"
@@ -200,6 +193,6 @@ def _data_dependent_text(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
     where = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else "an unknown line"
     return (
-        f"{where}: what runs here depends on values (a branch, .item(), .tolist() or a shape made from data), so the "
-        "step is not one static graph; use torch.where or masks, or compute it outside the step and pass it in the batch"
+        f"{where}: what runs here depends on values (a branch, .item(), .tolist() or a shape made from data), so the step "
+        "is not one static graph; use torch.where or masks, or compute it outside the step and pass it in the batch"
     )

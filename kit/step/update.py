@@ -82,18 +82,18 @@ def update(
     """Change `parameters` and `state` in place by one step; `lr` is a 0-dim float64 tensor."""
     if not parameters:
         return
-    gradients = list(gradients)
+    grads = list(gradients)
     if rule.settings.get("maximize"):
-        gradients = torch._foreach_neg(gradients)
+        grads = list(torch._foreach_neg(grads))
     decay = rule.settings["weight_decay"]
     if decay and rule.decoupled_decay:
         torch._foreach_mul_(list(parameters), 1 - lr * decay)
     elif decay:
-        gradients = torch._foreach_add(gradients, list(parameters), alpha=decay)
+        grads = list(torch._foreach_add(grads, list(parameters), alpha=decay))
     if rule.kind == "sgd":
-        _sgd(rule, list(parameters), gradients, state, lr)
+        _sgd(rule, list(parameters), grads, state, lr)
     else:
-        _adam(rule, list(parameters), gradients, state, lr)
+        _adam(rule, list(parameters), grads, state, lr)
 
 
 def _sgd(
@@ -109,7 +109,7 @@ def _sgd(
         torch._foreach_mul_(buffers, momentum)
         torch._foreach_add_(buffers, gradients)
         nesterov = rule.settings["nesterov"]
-        gradients = torch._foreach_add(gradients, buffers, alpha=momentum) if nesterov else buffers
+        gradients = list(torch._foreach_add(gradients, buffers, alpha=momentum)) if nesterov else buffers
     torch._foreach_sub_(parameters, torch._foreach_mul(gradients, lr))
 
 

@@ -111,9 +111,7 @@ def _host_unions(timeline: Timeline, rows: NDArray[np.int64]) -> tuple[Spans, Sp
         here = timeline.lane[rows] == lane
         talking = _union_of(timeline, rows[here & (call | work)])
         communication.append(talking)
-        compute.append(
-            subtract(_union_of(timeline, rows[here & (operator | compiled) & ~call & ~work]), talking)
-        )
+        compute.append(subtract(_union_of(timeline, rows[here & (operator | compiled) & ~call & ~work]), talking))
     return join(*compute), join(*communication), _NOTHING
 
 

@@ -108,14 +108,15 @@ def timeline_of(decoded: Decoded, path: Path, *, rank: int | None = None, strict
 
 def as_int(value: Any, missing: int = -1) -> int:
     """A whole number however the file wrote it (`7`, `"7"`, `"0x7"`, `7.0`), else `missing`."""
+    number: Any = value
     if isinstance(value, str):
         try:
-            value = int(value, 0) if len(value) < 24 else missing
+            number = int(value, 10 if value.isdecimal() else 0) if len(value) < 24 else missing
         except ValueError:
             return missing
     elif isinstance(value, float | Decimal):
-        value = int(value) if abs(value) < _MOST_NS and value == int(value) else missing
-    return value if isinstance(value, int) and -_MOST_NS < value < _MOST_NS else missing
+        number = int(value) if -_MOST_NS < value < _MOST_NS and value == int(value) else missing
+    return number if isinstance(number, int) and -_MOST_NS < number < _MOST_NS else missing
 
 
 def _integers(values: Iterable[Any]) -> NDArray[np.int64]:
@@ -164,7 +165,7 @@ def _exact_ns(time: Any) -> int:
     if time is None:
         return -_MOST_NS
     digits = Decimal(time)
-    if not digits.is_finite() or digits and digits.adjusted() > 16:
+    if not digits.is_finite() or (digits and digits.adjusted() > 16):
         return -_MOST_NS
     if digits.adjusted() < -9:
         return 0
@@ -176,9 +177,7 @@ def _category_column(events: list[Event[Any]]) -> NDArray[np.uint8]:
     table = _CATEGORIES
     return np.array(
         [
-            table.get(event.cat, Category.OTHER)
-            if event.cat
-            else _OLD_PROCESSES.get(str(event.pid), Category.OTHER)
+            table.get(event.cat, Category.OTHER) if event.cat else _OLD_PROCESSES.get(str(event.pid), Category.OTHER)
             for event in events
         ],
         np.uint8,
@@ -262,13 +261,11 @@ def _say(notes: list[str], decoded: Decoded, part: Part, unusable: int, path: Pa
     mended = decoded.mended
     if mended.count:
         notes.append(
-            f"{path.name}: {mended.count} events were no valid JSON and were mended (unescaped quotes in names); "
+            f"{path.name}: {mended.count} events were no valid JSON and were mended (quotes in names, bare inf); "
             f"the first is {mended.first}"
         )
     if mended.dropped:
-        notes.append(
-            f"{path.name}: {mended.dropped} events could not be read; the first: {mended.first_dropped}"
-        )
+        notes.append(f"{path.name}: {mended.dropped} events could not be read; the first: {mended.first_dropped}")
     if mended.broken_off:
         notes.append(f"{path.name}: the file {mended.broken_off}")
     if unusable:

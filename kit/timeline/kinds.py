@@ -46,7 +46,8 @@ def is_compiled_call(name: str) -> bool:
 
 def rows_named(timeline: Timeline, hits: Iterable[bool]) -> NDArray[np.bool_]:
     """For each row, whether `hits` (one answer for each of `timeline.strings`) holds for its name."""
-    return np.fromiter(hits, np.bool_, len(timeline.strings))[timeline.name]
+    answers: NDArray[np.bool_] = np.fromiter(hits, np.bool_, len(timeline.strings))
+    return answers[timeline.name]
 
 
 def device_rows(timeline: Timeline) -> NDArray[np.bool_]:
@@ -57,4 +58,5 @@ def device_rows(timeline: Timeline) -> NDArray[np.bool_]:
 def communication_kernels(timeline: Timeline) -> NDArray[np.bool_]:
     """Rows that are kernels of a collective, by their arguments or else by name."""
     by_name = rows_named(timeline, (is_communication_kernel(name) for name in timeline.strings))
-    return (timeline.category == Category.KERNEL) & (by_name | (timeline.collective >= 0))
+    kernel: NDArray[np.bool_] = timeline.category == Category.KERNEL
+    return kernel & (by_name | (timeline.collective >= 0))

@@ -112,7 +112,7 @@ def decode(raw: bytes, path: Path, *, strict: bool = True) -> Decoded:
 
 def _decode_whole(raw: bytes) -> Trace[Any]:
     first = _FIRST_TIME.search(raw)
-    if first is None or len(first[1]) < 14 and int(first[1]) < EXACT_BELOW_US:
+    if first is None or (len(first[1]) < 14 and int(first[1]) < EXACT_BELOW_US):
         trace = _decode_as(raw, float)
         if all(event.ts is None or -EXACT_BELOW_US < event.ts < EXACT_BELOW_US for event in trace.events):
             return trace
@@ -122,7 +122,7 @@ def _decode_whole(raw: bytes) -> Trace[Any]:
 def _decode_as(raw: bytes, time: type) -> Trace[Any]:
     if raw.lstrip()[:1] == b"[":  # torch's profiler of 1.x wrote the bare list
         return Trace(events=msgspec.json.decode(raw, type=list[Event[time]]))  # type: ignore[valid-type]
-    return msgspec.json.decode(raw, type=Trace[time])  # type: ignore[valid-type,no-any-return]
+    return msgspec.json.decode(raw, type=Trace[time])  # type: ignore[valid-type]
 
 
 def _decode_mending(raw: bytes, path: Path, cause: Exception, *, strict: bool) -> Decoded:

@@ -53,12 +53,11 @@ def breakdown(timeline: Timeline) -> tuple[Breakdown, ...]:
 
 def breakdown_by_step(timeline: Timeline, *, mark: Mark | None = None) -> tuple[Breakdown, ...]:
     """Each step of each rank, in order of rank and time; `kit.timeline.steps` says how steps are cut."""
-    found = []
-    for rank in timeline.ranks:
-        whole = activity(timeline, rank)
-        for step in steps(timeline, rank, mark=mark):
-            found.append(_split(within(whole, step.start_ns, step.end_ns), timeline, step.name))
-    return tuple(found)
+    return tuple(
+        _split(within(whole, step.start_ns, step.end_ns), timeline, step.name)
+        for whole in (activity(timeline, rank) for rank in timeline.ranks)
+        for step in steps(timeline, whole.rank, mark=mark)
+    )
 
 
 def _split(seen: Activity, timeline: Timeline, step: str) -> Breakdown:

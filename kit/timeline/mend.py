@@ -26,6 +26,7 @@ _BARE_NUMBER = re.compile(r'("\s*:\s*)[-+]?(?:inf|nan)(?=\s*[,}])', re.IGNORECAS
 _SPACE = re.compile(r"[\s,]*")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|["\\]')
 _MOST_NAME_ENDS = 64
+_LONGEST_EVENT = 256 << 10  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +75,7 @@ def mend(raw: bytes, path: Path, cause: Exception, *, strict: bool) -> Found:
             found.events.append((index, event))
     tail = _SPACE.match(text, end).end()  # type: ignore[union-attr]  # matches always
     if text[tail : tail + 1] != "]":
-        found.broken_off = (
-            f"breaks off after {len(found.events)} spans (line {text.count(chr(10), 0, end) + 1})"
-        )
+        found.broken_off = f"breaks off after {len(found.events)} spans (line {text.count(chr(10), 0, end) + 1})"
         if strict:
             raise TraceError(
                 f'{path}: {found.broken_off}; expected the end of "traceEvents". '
@@ -88,19 +87,46 @@ def mend(raw: bytes, path: Path, cause: Exception, *, strict: bool) -> Found:
 
 def _events(text: str, pos: int) -> Iterator[tuple[int, int, Any]]:
     """Each event's start, end and value; the value is None when it does not parse."""
+    following, last = _Finder(_NEXT_EVENT, text), _Finder(_LAST_EVENT, text)
     while True:
         pos = _SPACE.match(text, pos).end()  # type: ignore[union-attr]  # matches always
         if pos >= len(text) or text[pos] == "]":
             return
-        try:
-            event, end = _DECODER.raw_decode(text, pos)
-        except (ValueError, RecursionError):
-            event, stop = None, _NEXT_EVENT.search(text, pos) or _LAST_EVENT.search(text, pos)
-            if stop is None:
-                return
-            end = stop.end()
+        stop = following.end_after(pos) or last.end_after(pos)
+        event, length = _first_value(text, pos, stop or len(text))
+        if not length and stop is None:
+            return
+        end = pos + length if length else stop or len(text)
         yield pos, end, event
         pos = end
+
+
+def _first_value(text: str, pos: int, stop: int) -> tuple[Any, int]:
+    """The JSON value at `pos` and its length, 0 when there is none.
+
+    Tried on the text up to `stop`, then on a longer piece, never on the whole text: the error that the decoder raises
+    counts lines from the beginning of what it was given.
+    """
+    for limit in sorted({min(stop, pos + _LONGEST_EVENT), min(len(text), pos + _LONGEST_EVENT)}):
+        try:
+            return _DECODER.raw_decode(text[pos:limit])
+        except (ValueError, RecursionError):
+            continue
+    return None, 0
+
+
+class _Finder:
+    """Ends of matches of one pattern, asked for at rising positions: the text is searched once in all."""
+
+    def __init__(self, pattern: re.Pattern[str], text: str) -> None:
+        self._ends = (match.end() for match in pattern.finditer(text))
+        self._end: int | None = 0
+
+    def end_after(self, pos: int) -> int | None:
+        """The end of the first match that ends after `pos`."""
+        while self._end is not None and self._end <= pos:
+            self._end = next(self._ends, None)
+        return self._end
 
 
 def _mend_event(text: str) -> tuple[Any, str]:
@@ -123,11 +149,12 @@ def _mend_event(text: str) -> tuple[Any, str]:
 
 
 def _parse(text: str) -> dict[str, Any] | None:
+    text = text.strip()  # raw_decode takes no space before the value
     try:
         event, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and not text[end:].strip() else None
+    return event if isinstance(event, dict) and end == len(text) else None
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -171,6 +198,4 @@ def _integer(digits: str) -> int | None:
 
 
 # Control characters are allowed in strings, numbers keep their digits, NaN is a missing value.
-_DECODER = json.JSONDecoder(
-    strict=False, parse_float=_decimal, parse_int=_integer, parse_constant=lambda _: None
-)
+_DECODER = json.JSONDecoder(strict=False, parse_float=_decimal, parse_int=_integer, parse_constant=lambda _: None)

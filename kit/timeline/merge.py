@@ -19,7 +19,7 @@ def merge(timelines: Iterable[Timeline]) -> Timeline:
 
     Raises `TraceError` when two records claim the same rank, or when one of several does not know its rank.
     """
-    timelines = sorted(timelines, key=lambda t: t.ranks)
+    timelines = sorted(timelines, key=lambda timeline: timeline.ranks)
     parts = tuple(part for timeline in timelines for part in timeline.parts)
     if not parts:
         raise TraceError("merge() got no timeline; expected one for each rank")
@@ -33,14 +33,13 @@ def merge(timelines: Iterable[Timeline]) -> Timeline:
             pieces.append(_renumber(values, moved[_TABLES[column]]) if column in _TABLES else values)
         columns[column] = np.concatenate(pieces)
     order = np.argsort(columns["rank"], kind="stable")
-    notes = [
-        note for timeline in timelines for note in timeline.notes if not note.startswith("ranks missing")
-    ]
+    notes = [note for timeline in timelines for note in timeline.notes if not note.startswith("ranks missing")]
+    fields: dict[str, Any] = {column: values[order] for column, values in columns.items()}
     return Timeline(
         parts=tuple(sorted(parts, key=lambda part: part.rank)),
         notes=(*dict.fromkeys(notes), *_missing(parts)),
         **tables,
-        **{column: values[order] for column, values in columns.items()},
+        **fields,
     )
 
 
@@ -49,8 +48,8 @@ def _require_distinct(parts: Sequence[Part]) -> None:
         unknown = [part.source for part in parts if part.rank == UNKNOWN_RANK]
         if unknown:
             raise TraceError(
-                f"{', '.join(unknown)}: the rank is unknown, expected one rank a file (distributedInfo.rank, or rankN in "
-                "the name). Name the files rank0.json, rank1.json, ... or read one alone"
+                f"{', '.join(unknown)}: the rank is unknown, expected one rank a file (distributedInfo.rank, or rankN "
+                "in the name). Name the files rank0.json, rank1.json, ... or read one alone"
             )
     for rank, count in Counter(part.rank for part in parts).items():
         if count > 1:
@@ -79,11 +78,7 @@ def _renumber(ids: NDArray[Any], moved: NDArray[np.int32]) -> NDArray[Any]:
 def _missing(parts: Sequence[Part]) -> tuple[str, ...]:
     """A word on ranks that the files say exist and that were not given."""
     world_size = max(part.world_size for part in parts)
-    absent = (
-        sorted(set(range(world_size)) - {part.rank for part in parts})
-        if parts[0].rank != UNKNOWN_RANK
-        else []
-    )
+    absent = sorted(set(range(world_size)) - {part.rank for part in parts}) if parts[0].rank != UNKNOWN_RANK else []
     if not absent or world_size > 1 << 20:
         return ()
     listed = ", ".join(map(str, absent[:_MOST_LISTED])) + (", ..." if len(absent) > _MOST_LISTED else "")

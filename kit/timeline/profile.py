@@ -6,8 +6,10 @@ step, so that its own start-up cost falls there and nothing of the active steps 
 """
 
 import itertools
+import os
 import tempfile
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,8 +39,8 @@ def profile_rank(
     """
     if warmup < 1 or active < 1:
         raise ValueError(
-            f"warmup {warmup}, active {active}; expected at least 1 of each: the profiler's own start-up falls into the "
-            "first warm-up step"
+            f"warmup {warmup}, active {active}; expected at least 1 of each: the profiler's own start-up falls into "
+            "the first warm-up step"
         )
     chosen = _first(batches, warmup, active)
     rank, world_size, backend = _place()
@@ -79,17 +81,35 @@ def _run(step: Callable[[Any], object], batches: list[Any], *, warmup: int, devi
     if device.split(":")[0] == "cuda":
         activities.append(ProfilerActivity.CUDA)
     plan = schedule(wait=0, warmup=warmup, active=len(batches) - warmup, repeat=1)
-    with progress.task("profile", total=len(batches)) as work:
-        with profile(
-            activities=activities,
-            schedule=plan,
-            on_trace_ready=lambda recorder: recorder.export_chrome_trace(str(path)),
-        ) as recorder:
-            for number, batch in enumerate(batches):
-                step(batch)
-                _settle(device)
-                recorder.step()
-                work.advance("warm-up" if number < warmup else f"active step {number - warmup + 1}")
+    recorder = profile(
+        activities=activities,
+        schedule=plan,
+        on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+    )
+    with progress.task("profile", total=len(batches)) as work, _quiet_kineto(device), recorder:
+        for number, batch in enumerate(batches):
+            step(batch)
+            _settle(device)
+            recorder.step()
+            work.advance("warm-up" if number < warmup else f"active step {number - warmup + 1}")
+
+
+@contextmanager
+def _quiet_kineto(device: str) -> Iterator[None]:
+    """Keep Kineto's own log lines out of a rank's output.
+
+    torch 2.13 writes two "USDT:" lines for each profile on the CPU, at every level below 6; that level also hides
+    errors, so it is not used with a GPU, whose start-up can fail.
+    """
+    name = "KINETO_LOG_LEVEL"
+    if device != "cpu" or name in os.environ:
+        yield
+        return
+    os.environ[name] = "6"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def _settle(device: str) -> None:

@@ -50,9 +50,7 @@ def read(
     return replace(timeline, notes=(*timeline.notes, *notes))
 
 
-def read_file(
-    file: Path, *, rank: int | None = None, strict: bool = True, max_bytes: int = MAX_BYTES
-) -> Timeline:
+def read_file(file: Path, *, rank: int | None = None, strict: bool = True, max_bytes: int = MAX_BYTES) -> Timeline:
     """Read one file as one rank; `rank` overrides what the file says of it."""
     raw, whole = read_bytes(file, max_bytes=max_bytes, strict=strict)
     decoded = decode(raw, file, strict=strict)
@@ -72,11 +70,7 @@ def _files(paths: str | Path | Iterable[str | Path]) -> tuple[list[Path], bool]:
         return [Path(path) for path in paths], False
     path = Path(paths)
     if path.is_dir():
-        return sorted(
-            file for file in path.iterdir() if file.name.endswith(_ENDINGS) and file.is_file()
-        ), True
+        return sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS) and file.is_file()), True
     if not path.exists():
-        raise TraceError(
-            f"{path}: no such file or folder; expected a trace in JSON or JSON.gz, or a folder of them"
-        )
+        raise TraceError(f"{path}: no such file or folder; expected a trace in JSON or JSON.gz, or a folder of them")
     return [path], False

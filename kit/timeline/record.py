@@ -135,23 +135,15 @@ class Timeline:
         if len(set(self.ranks)) != len(self.parts):
             raise ValueError(f"timeline has parts of ranks {list(self.ranks)}, expected each rank once")
         if n and not set(np.unique(self.rank).tolist()) <= set(self.ranks):
-            raise ValueError(
-                f"timeline rows are of ranks {np.unique(self.rank)}, parts of {list(self.ranks)}"
-            )
+            raise ValueError(f"timeline rows are of ranks {np.unique(self.rank)}, parts of {list(self.ranks)}")
 
     def __len__(self) -> int:
         return len(self.rank)
 
     def __repr__(self) -> str:
         ranks = ", ".join("unknown" if rank == UNKNOWN_RANK else str(rank) for rank in self.ranks)
-        span = (
-            (int((self.start_ns + self.duration_ns).max()) - int(self.start_ns.min())) / 1e6
-            if len(self)
-            else 0.0
-        )
-        kind = (
-            "CPU-only" if self.cpu_only else f"{np.isin(self.category, DEVICE_CATEGORIES).sum()} on devices"
-        )
+        span = (int((self.start_ns + self.duration_ns).max()) - int(self.start_ns.min())) / 1e6 if len(self) else 0.0
+        kind = "CPU-only" if self.cpu_only else f"{np.isin(self.category, DEVICE_CATEGORIES).sum()} on devices"
         said = f", {len(self.notes)} notes" if self.notes else ""
         return f"Timeline(rank {ranks}: {len(self)} events, {kind}, {span:.3f} ms{said})"
 

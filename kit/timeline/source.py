@@ -35,7 +35,8 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES, strict: bool = True) -
 
 
 def _unpack(path: Path, max_bytes: int, *, strict: bool) -> tuple[bytes, bool]:
-    pieces, seen = [], 0
+    pieces: list[bytes] = []
+    seen = 0
     with gzip.open(path, "rb") as file:
         while True:
             try:

@@ -1,0 +1,1 @@
+"""Micro-batch and accumulation at a fixed global batch: measure, compare, choose."""

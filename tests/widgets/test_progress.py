@@ -38,9 +38,7 @@ def event(
     seconds: float = 0.0,
     rank: int | None = None,
 ) -> Event:
-    return Event(
-        key=key, task="compile", state=state, done=done, total=4, message="lower", seconds=seconds, rank=rank
-    )
+    return Event(key=key, task="compile", state=state, done=done, total=4, message="lower", seconds=seconds, rank=rank)
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
@@ -104,9 +102,7 @@ def test_lines_come_at_the_start_every_five_seconds_and_at_the_end() -> None:
 def test_events_of_many_threads_are_painted_and_the_painter_ends() -> None:
     face = Recorder()
     painter = Painter(face)
-    threads = [
-        threading.Thread(target=progress.emit, args=(event(str(n), seconds=2.0, rank=n),)) for n in range(8)
-    ]
+    threads = [threading.Thread(target=progress.emit, args=(event(str(n), seconds=2.0, rank=n),)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -66,10 +66,7 @@ def _pack_all_reduce(module: GraphModule, bucket: Sequence[Chain], ready: Node) 
     place = positions(graph)
     reader = first_user([chain.wait for chain in bucket], place)
     with graph.inserting_after(_last(ready, graph)):
-        parts = [
-            add(graph, aten.reshape.default, chain.source, [-1], like=chain.start)
-            for chain in reversed(bucket)
-        ]
+        parts = [add(graph, aten.reshape.default, chain.source, [-1], like=chain.start) for chain in reversed(bucket)]
     _start_and_wait(module, bucket, list(reversed(parts)), reader, dim=0, extra=first.start.args[1:])
 
 
@@ -131,9 +128,7 @@ def _pack_all_gather(module: GraphModule, bucket: Sequence[Chain], reader: Node)
             out = add(graph, collectives.WAIT, start, like=first.start)
             first.wait.replace_all_uses_with(out)
         else:
-            parts = [
-                add(graph, aten.reshape.default, chain.source, [-1], like=chain.start) for chain in bucket
-            ]
+            parts = [add(graph, aten.reshape.default, chain.source, [-1], like=chain.start) for chain in bucket]
             flat = add(graph, aten.cat.default, parts, 0, like=first.start)
             start = add(graph, collectives.ALL_GATHER, flat, *first.start.args[1:], like=first.start)
             wait = add(graph, collectives.WAIT, start, like=first.start)
@@ -143,9 +138,7 @@ def _pack_all_gather(module: GraphModule, bucket: Sequence[Chain], reader: Node)
                 end = begin + chain.value.numel()
                 piece = add(graph, aten.slice.Tensor, rows, 1, begin, end, like=chain.wait)
                 shape = list(chain.wait.meta["val"].shape)
-                chain.wait.replace_all_uses_with(
-                    add(graph, aten.reshape.default, piece, shape, like=chain.wait)
-                )
+                chain.wait.replace_all_uses_with(add(graph, aten.reshape.default, piece, shape, like=chain.wait))
                 begin = end
     _erase(module, bucket)
 
@@ -154,7 +147,8 @@ def _last(node: Node, graph: torch.fx.Graph) -> Node:
     """`node`, or the last input when it is one: nothing may stand between the inputs of a graph."""
     if node.op != "placeholder":
         return node
-    return [n for n in graph.nodes if n.op == "placeholder"][-1]
+    last: Node = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    return last
 
 
 def _erase(module: GraphModule, bucket: Sequence[Chain]) -> None:

@@ -41,10 +41,11 @@ def apply_pass(name: str, module: torch.fx.GraphModule, change: Pass) -> torch.f
 
 
 def reduced_elements(module: torch.fx.GraphModule) -> Counter[tuple[str, str, str]]:
-    """Elements put into reductions, by operator, group and dtype."""
+    """Elements put into reductions whose result is read, by operator, group and dtype."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for node in module.graph.nodes:
-        if node.target in (collectives.ALL_REDUCE, collectives.REDUCE_SCATTER):
+        is_reduction = node.target in (collectives.ALL_REDUCE, collectives.REDUCE_SCATTER)
+        if is_reduction and any(wait.users for wait in node.users):
             value = node.args[0].meta["val"]
             counts[str(node.target), str(node.args[-1]), str(value.dtype)] += value.numel()
     return counts

@@ -5,6 +5,7 @@ the whole step. Here each part of the step that reads it (forward or backward of
 gets its own gather, and only views of the gathered value are made again with it.
 """
 
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -34,29 +35,46 @@ _FORMS = (
 
 def reshard_after_forward(module: GraphModule) -> None:
     """Give the backward gathers of its own."""
+    segment_of = _segments(module)
     for chain in chains_of(module, collectives.ALL_GATHER):
-        _split_users(module, [chain.start, chain.wait], packed=chain.source)
+        _split_users(module, [chain.start, chain.wait], segment_of, packed=chain.source)
 
 
-def _split_users(module: GraphModule, gather: list[Node], packed: Node) -> None:
+def _segments(module: GraphModule) -> dict[Node, int]:
+    """Number of each node's part of the step: it grows where forward turns into backward or back."""
+    number, backward = 0, False
+    segment_of: dict[Node, int] = {}
+    for node in module.graph.nodes:
+        phase = node.meta.get("custom", {}).get("kit_phase")
+        if phase is not None and (phase == "backward") is not backward:
+            number, backward = number + 1, not backward
+        segment_of[node] = number
+    return segment_of
+
+
+def _split_users(module: GraphModule, gather: list[Node], segment_of: dict[Node, int], packed: Node) -> None:
     graph = module.graph
     place = positions(graph)
     forms = _forms_of(gather[-1], place)
     own = [*([packed] if packed.op != "placeholder" else []), *gather, *forms]
     readers = {user for form in (gather[-1], *forms) for user in form.users} - set(own)
     in_order = sorted(readers, key=place.__getitem__)
-    segments = [list(members) for _, members in groupby(in_order, key=_is_backward)]
+    segments = [list(members) for _, members in groupby(in_order, key=segment_of.__getitem__)]
     for segment in segments[1:]:
         copies: dict[Node, Node] = {}
         with graph.inserting_before(segment[0]):
             for node in own:
-                copies[node] = graph.node_copy(node, lambda arg, copies=copies: copies.get(arg, arg))
+                copies[node] = graph.node_copy(node, partial(_instead, copies))
                 if _is_backward(segment[0]):
                     copies[node].meta["custom"] = {**node.meta.get("custom", {}), "kit_phase": "backward"}
         for user in segment:
             for form in list(user.all_input_nodes):
                 if form in copies:
                     user.replace_input_with(form, copies[form])
+
+
+def _instead(copies: dict[Node, Node], node: Node) -> Node:
+    return copies.get(node, node)
 
 
 def _forms_of(wait: Node, place: dict[Node, int]) -> list[Node]:

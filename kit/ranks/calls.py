@@ -1,0 +1,204 @@
+"""One call on a group of ranks: send, gather, bring the group in order again, raise or return.
+
+After an aborted epoch the ranks are told to join the next one at once, but their answers are read before the next call:
+the person gets control back without waiting for it.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from kit.ranks import wire
+from kit.ranks.death import how_it_ended
+from kit.ranks.errors import (
+    ClosedError,
+    DeadRankError,
+    Failure,
+    InterruptedRanksError,
+    RankError,
+    RankNumberError,
+    RanksError,
+    RankTimeoutError,
+)
+from kit.ranks.gather import Outcome, gather
+from kit.ranks.messages import Kind
+from kit.ranks.state import GroupState
+
+JOIN_SECONDS = 60.0
+
+
+class Calls:
+    """Makes calls on the ranks of one group, one at a time. `timeout` in seconds holds for calls without their own."""
+
+    def __init__(self, state: GroupState, *, world_size: int, timeout: float | None) -> None:
+        self._state = state
+        self._world_size = world_size
+        self._timeout = timeout
+        self._caller: int | None = None
+        self.forgotten: list[str] = []  # names on the ranks that nobody refers to any more
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a call is being made."""
+        return self._caller is not None
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """`function(*args)` on the ranks (None: all), results in the order of `ranks`."""
+        chosen = list(range(self._world_size)) if ranks is None else list(ranks)
+        self.require_known(chosen)
+        with self.exclusive():
+            self.finish_join()
+            self._require_alive(chosen)
+            value = _packed(function, args)
+            forget, self.forgotten[:] = tuple(self.forgotten), []
+            number = self._state.send(chosen, Kind.CALL, value, forget=forget)
+            limit = self._timeout if timeout is None else timeout
+            outcome = gather(self._state, number, chosen, timeout=limit)
+            results, unread = _read_values(outcome)
+            note = self._settle(outcome)
+        _raise_failures(outcome, unread, note=note, timeout=limit)
+        return [results[rank] for rank in chosen]
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """One call at a time; Ctrl-C is taken at the points where the wait can be ended."""
+        me = threading.get_ident()
+        if self._caller == me:
+            raise RanksError(
+                "a call on these ranks is under way in this thread (an output sink or a progress listener calls back); "
+                "expected one call at a time. Return from it first."
+            )
+        with self._state.lock:
+            self.require_open()
+            self._caller = me
+            try:
+                with self._state.stop_button():
+                    yield
+            finally:
+                self._caller = None
+
+    def begin(self, ranks: Sequence[int]) -> None:
+        """Make processes for the ranks and wait until they can take commands. Raises `RankError`."""
+        for rank in ranks:
+            self._state.spawn(rank)
+        outcome = gather(self._state, 0, ranks, timeout=JOIN_SECONDS)
+        _raise_failures(outcome, [], note="", timeout=JOIN_SECONDS)
+
+    def join(self) -> None:
+        """Join all ranks in the group of the next epoch and wait for it. Raises `RankError`."""
+        self._state.begin_join()
+        self.finish_join()
+
+    def finish_join(self) -> None:
+        """Read the answers to a join that was begun; a join that failed is tried once more at the next call."""
+        number = self._state.joining
+        if number is None:
+            return
+        outcome = gather(self._state, number, self._state.living, timeout=JOIN_SECONDS)
+        self._state.joining = None
+        if outcome.failures or outcome.reason:
+            note = self._settle(outcome)
+            _raise_failures(outcome, [], note=note, timeout=JOIN_SECONDS)
+
+    def require_open(self) -> None:
+        """Raise `ClosedError` when the group is closed."""
+        if self._state.closed:
+            raise ClosedError(
+                f"this group of {self._world_size} ranks is closed; expected an open one. "
+                f"Start another with kit.launch({self._world_size})."
+            )
+
+    def require_known(self, ranks: Sequence[int]) -> None:
+        """Raise `RankNumberError` when a number is no rank of this group."""
+        unknown = [rank for rank in ranks if rank not in range(self._world_size)]
+        if unknown or not ranks or len(set(ranks)) < len(ranks):
+            raise RankNumberError(
+                f"ranks {', '.join(map(str, ranks)) or '(none)'}: expected different numbers from 0 to "
+                f"{self._world_size - 1}, the ranks of this group"
+            )
+
+    def _require_alive(self, ranks: Sequence[int]) -> None:
+        living = self._state.living
+        dead = [rank for rank in ranks if rank not in living]
+        if not dead:
+            return
+        rank = dead[0]
+        how = how_it_ended(self._state.processes[rank].exit_code or 0)
+        others = f" ranks.execute(code, ranks={list(living)}) reaches the others." if living else ""
+        raise DeadRankError(
+            f"rank {rank} is dead ({how}); expected all of ranks {', '.join(map(str, ranks))} alive. "
+            f"ranks.replace({rank}) starts it anew and rejoins all ranks.{others}"
+        )
+
+    def _settle(self, outcome: Outcome) -> str:
+        """Bring the group in order after a call; one sentence for the person on what became of it."""
+        state = self._state
+        if outcome.deaths:
+            if not outcome.aborted:
+                state.abort("a rank died")
+            state.begin_leave()
+            return "The other ranks are idle and keep their variables." if state.living else ""
+        if not outcome.aborted:
+            if not outcome.failures or state.in_step():
+                return ""
+            state.abort("ranks are out of step")
+        state.begin_join()
+        return (
+            f"All ranks are idle and in a new process group (epoch {state.epoch}). Variables are kept; build again "
+            "what held the old group (DDP and FSDP modules, device meshes)."
+        )
+
+
+def _packed(function: Callable[..., Any], args: tuple[Any, ...]) -> wire.Frames:
+    try:
+        return wire.dumps((function, args))
+    except Exception as error:  # pickling runs the objects' own code
+        name = getattr(function, "__qualname__", repr(function))
+        raise RanksError(
+            f"{name} or its arguments cannot be sent to the ranks ({type(error).__name__}: {error}); expected what "
+            "cloudpickle takes. Make open files, locks and process groups on the ranks instead."
+        ) from error
+
+
+def _read_values(outcome: Outcome) -> tuple[dict[int, Any], list[Failure]]:
+    """Values by rank, and failures for those that cannot be read here."""
+    results: dict[int, Any] = {}
+    unread: list[Failure] = []
+    for rank, frames in outcome.values.items():
+        try:
+            results[rank] = wire.loads(frames)
+        except Exception as error:  # unpickling runs the objects' own code
+            message = (
+                f"the result cannot be read in the notebook ({type(error).__name__}: {error}). Return plain values or "
+                "tensors, or keep it on the ranks with ranks.hold(...)"
+            )
+            unread.append(Failure(rank=rank, type="ResultError", message=message))
+    return results, unread
+
+
+def _raise_failures(outcome: Outcome, unread: list[Failure], *, note: str, timeout: float | None) -> None:
+    failures = [*outcome.failures, *unread]
+    if outcome.reason == "interrupted":
+        raise InterruptedRanksError(failures, note=note)
+    causes = [failure for failure in failures if failure.died]
+    causes += [failure for failure in failures if not failure.died and not failure.folded]
+    if outcome.reason == "timeout":
+        late = [failure for failure in failures if failure.unanswered]
+        first = late[0].rank if late else 0
+        said = Failure(rank=first, type="Timeout", message=f"no answer within {timeout:g} s", frames=_at(late))
+        raise RankTimeoutError([*causes, said][:1] + causes[1:], consequences=late[1:], note=note)
+    if failures:
+        causes = causes or failures[:1]
+        raise RankError(causes, consequences=[f for f in failures if f not in causes], note=note)
+
+
+def _at(failures: list[Failure]) -> tuple[Any, ...]:
+    return failures[0].frames if failures else ()

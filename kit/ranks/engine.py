@@ -1,0 +1,137 @@
+"""Start a group of ranks on this machine, and know which group is open.
+
+Ranks are forked from a process that has imported torch already (`forkserver.py`), join one process group over the
+loopback address, and end with this process, however it ends.
+"""
+
+import os
+import sys
+import weakref
+
+from kit import progress
+from kit.ranks import forkserver
+from kit.ranks.calls import Calls
+from kit.ranks.errors import Failure, LaunchError, RankError
+from kit.ranks.forkserver import RankProcess
+from kit.ranks.group import Ranks
+from kit.ranks.output import Sink, write_labelled
+from kit.ranks.spec import Spec
+from kit.ranks.state import HOST, GroupState
+
+MAX_THREADS = 8
+_BACKENDS = ("gloo", "nccl")
+_DEVICES = ("cpu", "cuda")
+
+_latest: Ranks | None = None
+_open: "weakref.WeakSet[Ranks]" = weakref.WeakSet()
+
+
+def launch(
+    world_size: int,
+    *,
+    backend: str = "gloo",
+    device: str = "cpu",
+    threads: int | None = None,
+    timeout: float | None = None,
+    output: Sink = write_labelled,
+    check_collectives: bool | None = None,
+) -> Ranks:
+    """Start `world_size` ranks on this machine with a process group between them.
+
+    `backend`: "gloo" (CPU, or GPUs that ranks may share) or "nccl" (one GPU for each rank; `device` is then
+    "cuda"). `threads` of each rank; by default the cores shared out, 1 to 8. `timeout` in seconds for every call
+    without its own; None waits for ever. `output` is called as `output(rank, stream, line)` in the thread that
+    waits for a call; by default lines are written with the rank in front. `check_collectives`: waiting collectives
+    that the user's own code calls by name are compared between the ranks first, so that unequal shapes are an
+    error on all of them; costs about 0.3 ms each (measured, 2 ranks on 2 cores). None: with gloo only.
+
+    Takes about as long as `import torch` the first time, then about half a second (measured on 2 cores).
+    Raises `LaunchError`, and ValueError for arguments.
+    """
+    global _latest
+    device = _check(world_size, backend, device, threads)
+    count = threads or max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // world_size))
+    check = backend == "gloo" if check_collectives is None else check_collectives
+    with progress.task(f"starting {world_size} rank{'s' if world_size > 1 else ''}", total=3) as task:
+        server = forkserver.server()
+        import torch.distributed  # noqa: F401  # imported here while the fork server imports it too
+
+        server.wait_ready()
+        task.advance("torch is imported")
+
+        def spawn(rank: int, port: int, epoch: int) -> RankProcess:
+            spec = Spec(rank=rank, world_size=world_size, backend=backend, device=device, threads=count, host=HOST,
+                        port=port, epoch=epoch,
+                check_collectives=check)  # fmt: skip
+            return forkserver.server().fork(spec, _environment(spec))
+
+        state = GroupState(spawn=spawn, sink=output)
+        calls = Calls(state, world_size=world_size, timeout=timeout)
+        ranks = Ranks(state, calls, world_size=world_size, backend=backend, device=device)
+        try:
+            with calls.exclusive():
+                calls.begin(range(world_size))
+                task.advance("processes are up")
+                calls.join()
+                task.advance("the process group is joined")
+        except RankError as error:
+            ranks.close()
+            raise LaunchError(_why(error.causes[0])) from error
+        except BaseException:
+            ranks.close()
+            raise
+    _latest = ranks
+    _open.add(ranks)
+    return ranks
+
+
+def current() -> Ranks | None:
+    """The group that was started last and is still open, or None."""
+    global _latest
+    if _latest is None or _latest.closed:
+        _latest = next((ranks for ranks in _open if not ranks.closed), None)
+    return _latest
+
+
+def shutdown() -> None:
+    """Close every group and end the fork server: no process of the kit is left."""
+    for ranks in list(_open):
+        ranks.close()
+    forkserver.stop()
+
+
+def _check(world_size: int, backend: str, device: str, threads: int | None) -> str:
+    """Refuse arguments that cannot work; the device that the ranks will use."""
+    if sys.platform != "linux":
+        raise LaunchError(
+            f"this is {sys.platform}; ranks run on Linux only (WSL included). Use a Linux machine or WSL 2."
+        )
+    if not isinstance(world_size, int) or isinstance(world_size, bool):
+        raise TypeError(f"world_size is {world_size!r}; expected a whole number of ranks, as in kit.launch(2)")
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}; expected at least 1, as in kit.launch(2)")
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend is {backend!r}; expected one of {', '.join(map(repr, _BACKENDS))}")
+    if device not in _DEVICES:
+        raise ValueError(f"device is {device!r}; expected 'cpu' or 'cuda' (each rank takes the GPU of its number)")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads is {threads}; expected at least 1 thread for each rank, or None to share the cores")
+    return "cuda" if backend == "nccl" else device
+
+
+def _environment(spec: Spec) -> dict[str, str]:
+    """This process's environment with what torch and its libraries read in a rank."""
+    return {
+        **os.environ,
+        "RANK": str(spec.rank),
+        "LOCAL_RANK": str(spec.rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_WORLD_SIZE": str(spec.world_size),
+        "OMP_NUM_THREADS": str(spec.threads),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_GLOO_LAZY_INIT": "0",  # sockets opened later would not be known to the guard
+    }
+
+
+def _why(failure: Failure) -> str:
+    return failure.message if failure.type == "LookupError" else f"rank {failure.rank} did not start: {failure}"

@@ -1,0 +1,114 @@
+"""`%%ranks`, `%%rank` and `%ranks`: cells that run on the ranks.
+
+A thin face on `Ranks.execute`. IPython is imported only when this module is, which `%load_ext kit` does.
+"""
+
+# mypy: disable-error-code="no-untyped-call,untyped-decorator"
+# IPython's magic_arguments has no types.
+
+import linecache
+import re
+from typing import Any, cast
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from kit.ranks.engine import current
+from kit.ranks.errors import RanksError
+from kit.ranks.group import Ranks
+from kit.ranks.output import discard
+from kit.ranks.status import Status, status
+
+_QUIET = argument("--quiet", action="store_true", help="show nothing of what the ranks write")
+_TIMEOUT = argument("--timeout", type=float, default=None, metavar="S", help="stop the cell after S seconds")
+_GROUP = argument("--group", default=None, metavar="NAME", help="variable that holds the group; default: the latest")
+
+
+@magics_class
+class RanksMagics(Magics):
+    """The magics of the ranks."""
+
+    @magic_arguments()
+    @argument("--only", default=None, metavar="RANKS", help="ranks to run on, as in 0,2-3; default: all")
+    @_QUIET
+    @_TIMEOUT
+    @_GROUP
+    @no_var_expand
+    @line_cell_magic
+    def ranks(self, line: str, cell: str | None = None) -> list[Any] | Status | None:
+        """Run the cell on all ranks; as `%ranks`, show which ranks are alive.
+
+        What ranks write appears as it comes, with the rank in front. Returns the values of the cell's last expression
+        as a list, one for each rank, or nothing when all are None.
+        """
+        arguments = parse_argstring(self.ranks, line)
+        group = self._group(arguments.group)
+        if cell is None:
+            return status(group)
+        chosen = None if arguments.only is None else parse_ranks(arguments.only)
+        return self._execute(group, cell, chosen, arguments)
+
+    @magic_arguments()
+    @argument("only", metavar="RANKS", help="the rank to run on; also 0,2-3")
+    @_QUIET
+    @_TIMEOUT
+    @_GROUP
+    @no_var_expand
+    @cell_magic
+    def rank(self, line: str, cell: str) -> Any:
+        """Run the cell on one rank; returns the value of its last expression (a list for several ranks)."""
+        arguments = parse_argstring(self.rank, line)
+        chosen = parse_ranks(arguments.only)
+        values = self._execute(self._group(arguments.group), cell, chosen, arguments)
+        return values[0] if values is not None and len(chosen) == 1 else values
+
+    def _execute(self, group: Ranks, cell: str, chosen: list[int] | None, arguments: Any) -> list[Any] | None:
+        # The line of the magic counts: line numbers in errors are those of the notebook's cell.
+        code = "\n" + cell
+        name = _cell_name(cast(Any, self.shell).execution_count, code)
+        with group.output_to(discard if arguments.quiet else group.output):
+            values = group.execute(code, ranks=chosen, filename=name, timeout=arguments.timeout)
+        return None if all(value is None for value in values) else values
+
+    def _group(self, name: str | None) -> Ranks:
+        if name is None:
+            group = current()
+            if group is None:
+                raise RanksError("no group of ranks is open; expected one. Call kit.launch(2) first.")
+            return group
+        found = cast(Any, self.shell).user_ns.get(name)
+        if not isinstance(found, Ranks):
+            raise RanksError(
+                f"--group {name}: expected a variable that holds a group of ranks, found "
+                f"{'nothing' if found is None else type(found).__name__}. Write {name} = kit.launch(2) first."
+            )
+        return found
+
+
+def parse_ranks(text: str) -> list[int]:
+    """Rank numbers of a text such as `0,2-3`. Raises UsageError."""
+    chosen: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if match is None:
+            raise UsageError(f"ranks {text!r}: expected numbers and ranges such as 0,2-3")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise UsageError(f"ranks {text!r}: the range {part.strip()} runs backwards; expected {last}-{first}")
+        chosen += range(first, last + 1)
+    return sorted(set(chosen))
+
+
+def register(ipython: Any) -> None:
+    """Add the magics to an IPython shell."""
+    ipython.register_magics(RanksMagics)
+
+
+def _cell_name(count: int, code: str) -> str:
+    """The name of a cell in tracebacks; a second one of the same count gets a number more."""
+    name, again = f"<cell {count}>", 1
+    while name in linecache.cache and "".join(linecache.getlines(name)) != code:
+        again += 1
+        name = f"<cell {count}.{again}>"
+    return name
