@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kit.archive import load as load
     from kit.archive import save as save
+    from kit.display import draw as draw
     from kit.partition.run import stages as stages
     from kit.ranks import RankError as RankError
     from kit.ranks import launch as launch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from kit.verbs import compile_step as compile_step
     from kit.verbs import cut as cut
     from kit.verbs import profile as profile
+    from kit.tuning.search import settings_for as settings_for
     from kit.verbs import tune as tune
 
 _HOME = {
@@ -32,11 +34,13 @@ _HOME = {
     "compare": "kit.verbs",
     "compile_step": "kit.verbs",
     "cut": "kit.verbs",
+    "draw": "kit.display",
     "launch": "kit.ranks",
     "load": "kit.archive",
     "profile": "kit.verbs",
     "read": "kit.timeline.read",
     "save": "kit.archive",
+    "settings_for": "kit.tuning.search",
     "stages": "kit.partition.run",
     "tune": "kit.verbs",
 }

@@ -20,6 +20,8 @@ from kit.export_html import notebook_to_html
 
 CELL_SECONDS = 600  # a cell that takes longer hangs
 SAY_EVERY_SECONDS = 10.0
+# jupyter_client interrupts a kernel before it ends it, and ipykernel calls that an error on stderr.
+QUIET_KERNEL = ["--IPKernelApp.log_level=50"]
 
 
 class NotebookRunError(RuntimeError):
@@ -54,6 +56,7 @@ def run_notebook(source: Path, *, out: Path, parameters: Mapping[str, Any] | Non
             execute_notebook(
                 source, target, parameters=dict(parameters or {}), kernel_name="python3", engine_name=engine,
                 progress_bar=False, execution_timeout=CELL_SECONDS, cwd=source.parent, config=ipc_config(),
+                extra_arguments=QUIET_KERNEL,
             )  # fmt: skip
         except PapermillExecutionError as error:
             raise NotebookRunError(

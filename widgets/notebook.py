@@ -33,8 +33,8 @@ class CellWriter:
         self._kernel = kernel
 
     def write(self, text: str) -> None:
-        """Send text as standard error, so that it is apart from what the cell prints."""
-        self.send("stream", {"name": "stderr", "text": text})
+        """Send text as the cell's own print would (standard error is painted red on pages)."""
+        self.send("stream", {"name": "stdout", "text": text})
 
     def send(self, kind: str, content: dict[str, Any]) -> None:
         """Send a message of the Jupyter protocol under the running cell."""

@@ -55,7 +55,9 @@ class _Reader:
         self.row = {node: row for row, node in enumerate(self.nodes)}
         self.mode = fake_mode_of(t for node in self.nodes for t in tensors_in(node.meta.get("val")))
         self.prices = FlopPrices(self.mode)
-        self.owned = {*dict(gm.named_parameters()), *dict(gm.named_buffers())}
+        # Of a tied parameter export may keep either name, so both count.
+        owned = (*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False))
+        self.owned = {name for name, _ in owned}
         self.values: dict[fx.Node, Any] = {}
         self.memory = SharedMemory()
 

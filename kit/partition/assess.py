@@ -4,7 +4,8 @@ Kept apart from the search, so that a partition from anywhere is counted by the 
 search never grades itself.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,11 @@ from kit.partition.record import Balance, Crossing, Cut, CyclicCutError, Replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was asked for, and what the search found out about it."""
+    """What was asked for, and what the search found out about it; the fields mean what they mean in `Cut`."""
 
     parts: int
     balance: Balance
-    eps: float
+    eps_asked: float
     feasible_parts: int
     order: str
     optimal_for_order: bool
@@ -45,35 +46,19 @@ def assess(
     require_forward_edges(graph, part_of)
     crossings = _crossings(graph, clusters, part_of_cluster)
     received, sent = _traffic(crossings, parts)
-    loads = {
-        name: by_part(column, clusters=clusters, part_of_cluster=part_of_cluster, parts=parts)
-        for name, column in (
-            ("seconds", weights.seconds),
-            ("memory", weights.memory),
-            ("parameters", weights.parameters),
-            ("nodes", weights.nodes),
-            ("balanced", weights.of(request.balance)),
-        )
-    }
     edges, edges_cut = _count_edges(graph, clusters, part_of)
-    floor_share, floor_node = _floor(graph, clusters, weights.of(request.balance))
+    balanced = weights.of(request.balance)
+    floor_share, floor_node = _floor(graph, clusters, balanced)
+    sums = partial(by_part, clusters=clusters, part_of_cluster=part_of_cluster, parts=parts)
     return Cut(
+        **asdict(request),
         graph=graph.name,
-        parts=parts,
-        balance=request.balance,
-        eps_asked=request.eps,
-        eps_reached=imbalance(loads["balanced"]),
-        feasible_parts=request.feasible_parts,
+        eps_reached=imbalance(sums(balanced)),
         floor_imbalance=max(0.0, floor_share * parts - 1.0),
         floor_node=floor_node,
         floor_share=floor_share,
-        order=request.order,
-        optimal_for_order=request.optimal_for_order,
-        modelled=request.modelled,
         bytes_crossing=sum(crossing.bytes_sent for crossing in crossings),
-        bytes_crossing_with_gradients=sum(
-            crossing.bytes_sent * (2 if crossing.is_float else 1) for crossing in crossings
-        ),
+        bytes_crossing_with_gradients=sum(c.bytes_sent * (1 + c.is_float) for c in crossings),
         edges_cut=edges_cut,
         edges=edges,
         crossings=crossings,
@@ -81,10 +66,10 @@ def assess(
         names=graph.names,
         part_of=part_of,
         copies=copies,
-        seconds=loads["seconds"],
-        bytes_of_memory=loads["memory"].astype(np.int64),
-        bytes_of_parameters=loads["parameters"].astype(np.int64),
-        node_counts=loads["nodes"].astype(np.int64),
+        seconds=sums(weights.seconds),
+        bytes_of_memory=sums(weights.memory).astype(np.int64),
+        bytes_of_parameters=sums(weights.parameters).astype(np.int64),
+        node_counts=sums(weights.nodes).astype(np.int64),
         bytes_received=received,
         bytes_sent=sent,
     )

@@ -100,42 +100,55 @@ def order_by_live_bytes(clusters: Clusters, bytes_of_values: NDArray[np.int64]) 
 
     Of the ready clusters it takes the one whose outputs minus the values read for the last time weigh least.
     """
-    makers = clusters.cluster_of[clusters.value_rows].tolist()
-    readers = [clusters.readers_of(value).tolist() for value in range(len(makers))]
-    amounts = bytes_of_values.tolist()
-    growth = [0] * clusters.count
-    waits_for = [0] * clusters.count
-    made: list[list[int]] = [[] for _ in growth]
-    read: list[list[int]] = [[] for _ in growth]
-    for value, maker in enumerate(makers):
-        made[maker].append(value)
-        growth[maker] += amounts[value]
-        for reader in readers[value]:
-            read[reader].append(value)
-            waits_for[reader] += 1
-        if len(readers[value]) == 1:
-            growth[readers[value][0]] -= amounts[value]
-    left = [set(item) for item in readers]
-    ready = [(growth[cluster], cluster) for cluster in range(clusters.count) if not waits_for[cluster]]
-    heapq.heapify(ready)
-    order: list[int] = []
-    placed = [False] * clusters.count
-    while ready:
-        seen_growth, cluster = heapq.heappop(ready)
-        if placed[cluster] or seen_growth != growth[cluster]:
-            continue  # an outdated entry; the present one is in the heap too
-        placed[cluster] = True
-        order.append(cluster)
-        for value in read[cluster]:
-            left[value].discard(cluster)
-            if len(left[value]) == 1:
-                (last,) = left[value]
-                growth[last] -= amounts[value]
-                if not waits_for[last]:
-                    heapq.heappush(ready, (growth[last], last))
-        for value in made[cluster]:
-            for reader in readers[value]:
-                waits_for[reader] -= 1
-                if not waits_for[reader]:
-                    heapq.heappush(ready, (growth[reader], reader))
-    return np.array(order, dtype=np.int32)
+    walk = _LiveBytes(clusters, bytes_of_values.tolist())
+    while walk.ready:
+        walk.take_cheapest()
+    return np.array(walk.order, dtype=np.int32)
+
+
+class _LiveBytes:
+    """The walk of `order_by_live_bytes`: what is placed, what is ready, what taking it would add."""
+
+    def __init__(self, clusters: Clusters, bytes_of_values: list[int]) -> None:
+        self.bytes_of_values = bytes_of_values
+        self.left = [set(clusters.readers_of(value).tolist()) for value in range(len(bytes_of_values))]
+        self.growth = [0] * clusters.count
+        self.waits_for = [0] * clusters.count
+        self.made: list[list[int]] = [[] for _ in self.growth]
+        self.read: list[list[int]] = [[] for _ in self.growth]
+        self.readers = [tuple(readers) for readers in self.left]
+        for value, maker in enumerate(clusters.cluster_of[clusters.value_rows].tolist()):
+            self.made[maker].append(value)
+            self.growth[maker] += bytes_of_values[value]
+            for reader in self.readers[value]:
+                self.read[reader].append(value)
+                self.waits_for[reader] += 1
+            if len(self.readers[value]) == 1:
+                self.growth[self.readers[value][0]] -= bytes_of_values[value]
+        self.ready = [(self.growth[cluster], cluster) for cluster, count in enumerate(self.waits_for) if not count]
+        heapq.heapify(self.ready)
+        self.placed = [False] * clusters.count
+        self.order: list[int] = []
+
+    def take_cheapest(self) -> None:
+        """Place the ready cluster that adds the fewest live bytes."""
+        growth, cluster = heapq.heappop(self.ready)
+        if self.placed[cluster] or growth != self.growth[cluster]:
+            return  # an outdated entry; the present one is in the heap too
+        self.placed[cluster] = True
+        self.order.append(cluster)
+        for value in self.read[cluster]:
+            self.left[value].discard(cluster)
+            if len(self.left[value]) == 1:
+                self._cheapen(*self.left[value], by=self.bytes_of_values[value])
+        for value in self.made[cluster]:
+            for reader in self.readers[value]:
+                self.waits_for[reader] -= 1
+                if not self.waits_for[reader]:
+                    heapq.heappush(self.ready, (self.growth[reader], reader))
+
+    def _cheapen(self, cluster: int, *, by: int) -> None:
+        """A cluster has become the last reader of a value of `by` bytes."""
+        self.growth[cluster] -= by
+        if not self.waits_for[cluster]:
+            heapq.heappush(self.ready, (self.growth[cluster], cluster))

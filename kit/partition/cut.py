@@ -53,7 +53,7 @@ def cut(
     request = Request(
         parts=parts,
         balance=balance,
-        eps=eps,
+        eps_asked=eps,
         feasible_parts=found.feasible_parts,
         order=found.order,
         optimal_for_order=True,

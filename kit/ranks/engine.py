@@ -43,7 +43,7 @@ def launch(
     without its own; None waits for ever. `output` is called as `output(rank, stream, line)` in the thread that
     waits for a call; by default lines are written with the rank in front. `check_collectives`: waiting collectives
     that the user's own code calls by name are compared between the ranks first, so that unequal shapes are an
-    error on all of them; costs about 0.3 ms each (measured, 2 ranks on 2 cores). None: with gloo only.
+    error on all of them; costs about 1 ms each (measured: 2 ranks on 2 loaded cores). None: with gloo only.
 
     Takes about as long as `import torch` the first time, then about half a second (measured on 2 cores).
     Raises `LaunchError`, and ValueError for arguments.

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from kit import progress
 from kit._torch.executors import EXECUTORS
 from kit.graph.from_fx import graph_of
+from kit.graph.liveness import peak_bytes
 from kit.graph.record import Graph
 from kit.step.agreement import require_same_graph
 from kit.step.guard import Guard, guard_of
@@ -91,6 +92,11 @@ class CompiledStep:
     def module(self) -> torch.fx.GraphModule:
         """The FX graph that runs; read it, do not change it."""
         return self.stages[-1].module
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """Most bytes alive at once on this rank, by the liveness of the graph run node by node."""
+        return peak_bytes(self.graph)
 
     @contextmanager
     def undone(self) -> Iterator[None]:

@@ -122,6 +122,11 @@ def fill_gaps(module: torch.fx.GraphModule) -> None:
     What the step itself puts around the user's code has none: a gather takes the line that first
     reads it, a reduction and what the autograd engine adds takes the line of what it reads.
     """
+    for node in module.graph.nodes:
+        if node.op == "call_function" and "custom" not in node.meta:  # an item of a tuple
+            notes = [n.meta["custom"] for n in node.all_input_nodes if "custom" in n.meta]
+            if notes:
+                node.meta["custom"] = notes[0]
     nodes = [node for node in module.graph.nodes if node.meta.get("custom", {}).get("kit_phase") in PHASES]
     for phase, order, neighbours in (
         ("forward", reversed(nodes), lambda node: list(node.users)),

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from kit._torch import foreach
+
 SUPPORTED = (SGD, Adam, AdamW)
 
 # Hyper-parameters that the graph holds as constants; `lr` is an input and may change freely.
@@ -84,12 +86,12 @@ def update(
         return
     grads = list(gradients)
     if rule.settings.get("maximize"):
-        grads = list(torch._foreach_neg(grads))
+        grads = list(foreach.neg(grads))
     decay = rule.settings["weight_decay"]
     if decay and rule.decoupled_decay:
-        torch._foreach_mul_(list(parameters), 1 - lr * decay)
+        foreach.mul_(list(parameters), 1 - lr * decay)
     elif decay:
-        grads = list(torch._foreach_add(grads, list(parameters), alpha=decay))
+        grads = list(foreach.add(grads, list(parameters), alpha=decay))
     if rule.kind == "sgd":
         _sgd(rule, list(parameters), grads, state, lr)
     else:
@@ -106,11 +108,11 @@ def _sgd(
     momentum = rule.settings["momentum"]
     if momentum:
         buffers = [s["momentum_buffer"] for s in state]
-        torch._foreach_mul_(buffers, momentum)
-        torch._foreach_add_(buffers, gradients)
+        foreach.mul_(buffers, momentum)
+        foreach.add_(buffers, gradients)
         nesterov = rule.settings["nesterov"]
-        gradients = list(torch._foreach_add(gradients, buffers, alpha=momentum)) if nesterov else buffers
-    torch._foreach_sub_(parameters, torch._foreach_mul(gradients, lr))
+        gradients = list(foreach.add(gradients, buffers, alpha=momentum)) if nesterov else buffers
+    foreach.sub_(parameters, foreach.mul(gradients, lr))
 
 
 def _adam(
@@ -122,20 +124,20 @@ def _adam(
 ) -> None:
     beta1, beta2 = rule.settings["betas"]
     averages, squares, steps = ([s[key] for s in state] for key in ("exp_avg", "exp_avg_sq", "step"))
-    torch._foreach_add_(steps, 1)
+    foreach.add_(steps, 1)
     # Bias corrections in float64: 1 - 0.999 in float32 is already wrong by 5e-5 relative.
     count = steps[0].to(torch.float64)
     correction1, correction2 = 1 - beta1**count, 1 - beta2**count
-    torch._foreach_lerp_(averages, gradients, 1 - beta1)
-    torch._foreach_mul_(squares, beta2)
-    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+    foreach.lerp_(averages, gradients, 1 - beta1)
+    foreach.mul_(squares, beta2)
+    foreach.addcmul_(squares, gradients, gradients, 1 - beta2)
     if rule.settings["amsgrad"]:
         largest = [s["max_exp_avg_sq"] for s in state]
-        torch._foreach_maximum_(largest, squares)
+        foreach.maximum_(largest, squares)
         squares = largest
-    divisor = torch._foreach_sqrt(squares)
-    torch._foreach_mul_(divisor, correction2.rsqrt())
-    torch._foreach_add_(divisor, rule.settings["eps"])
-    change = torch._foreach_div(averages, divisor)
-    torch._foreach_mul_(change, lr / correction1)
-    torch._foreach_sub_(parameters, change)
+    divisor = foreach.sqrt(squares)
+    foreach.mul_(divisor, correction2.rsqrt())
+    foreach.add_(divisor, rule.settings["eps"])
+    change = foreach.div(averages, divisor)
+    foreach.mul_(change, lr / correction1)
+    foreach.sub_(parameters, change)

@@ -54,6 +54,7 @@ def read_file(file: Path, *, rank: int | None = None, strict: bool = True, max_b
     """Read one file as one rank; `rank` overrides what the file says of it."""
     raw, whole = read_bytes(file, max_bytes=max_bytes, strict=strict)
     decoded = decode(raw, file, strict=strict)
+    del raw  # as big as the file, and no event refers to it
     with collector_paused():
         timeline = timeline_of(decoded, file, rank=rank, strict=strict)
     notes = [] if whole else [f"{file.name}: the gzip stream breaks off; what came before is read"]

@@ -58,9 +58,7 @@ class TuneReport:
 
     def __repr__(self) -> str:
         if self.best is None:
-            return (
-                f"TuneReport(global batch {self.global_batch}: none of {len(self.measurements)} settings ran)"
-            )
+            return f"TuneReport(global batch {self.global_batch}: none of {len(self.measurements)} settings ran)"
         s = self.best.setting
         return (
             f"TuneReport(global batch {self.global_batch} on {self.world_size} ranks: best of "

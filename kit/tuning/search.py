@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from kit import progress
-from kit.graph.liveness import peak_bytes
 from kit.step.compiled import CompiledStep
 from kit.tuning.record import Measurement, Setting, TuneReport
 
@@ -55,10 +54,12 @@ def measure_setting(setting: Setting, build: Build, *, steps: int = 3, warmup: i
     allocator's where there is one, else the liveness of the step's graph. What was trained is undone.
     """
     if steps < 1 or warmup < 0:
-        raise ValueError(f"steps {steps} and warmup {warmup}; expected at least 1 measured step and no negative warm-up")
+        raise ValueError(
+            f"steps {steps} and warmup {warmup}; expected at least 1 measured step and no negative warm-up"
+        )
     step, windows = build(setting)
     batches = _windows(windows, steps + warmup)
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     seconds = []
@@ -71,7 +72,7 @@ def measure_setting(setting: Setting, build: Build, *, steps: int = 3, warmup: i
                 torch.cuda.synchronize()
             if number >= warmup:
                 seconds.append(time.perf_counter() - begun)
-    peak = torch.cuda.max_memory_allocated() if cuda else peak_bytes(step.graph)
+    peak = torch.cuda.max_memory_allocated() if cuda else step.predicted_peak_bytes
     slowest, fullest = _over_ranks(seconds, peak, cuda=cuda)
     return Measurement(
         setting=setting,

@@ -145,7 +145,7 @@ class NotebookPage:
         self._command("notebook:run-all-cells", timeout_ms)
 
     def run_until(self, tag: str, *, timeout_ms: int = RUN_MS) -> None:
-        """Run every cell above the one with this tag and wait until they are done."""
+        """Run every cell above the one with this tag, wait until they are done, and show the last of them."""
         place = self.page.evaluate(
             f"tag => {NOTEBOOK}.content.widgets.findIndex(c => (c.model.getMetadata('tags') ?? []).includes(tag))",
             tag,
@@ -153,6 +153,7 @@ class NotebookPage:
         assert place > 0, f"no cell is tagged {tag!r}"
         self.page.evaluate(f"place => {{ {NOTEBOOK}.content.activeCellIndex = place }}", place)
         self._command("notebook:run-all-above", timeout_ms)
+        self.page.evaluate(f"place => {NOTEBOOK}.content.scrollToItem(place - 1)", place)
 
     def run_tagged(self, tag: str, *, timeout_ms: int = RUN_MS) -> None:
         """Run the one cell with this tag and wait until it is done."""

@@ -62,11 +62,11 @@ def test_under_papermill_the_work_of_a_thread_leaves_plain_lines_in_its_cell(tmp
     nbformat.write(notebook, tmp_path / "work.ipynb")
     run = run_notebook(tmp_path / "work.ipynb", out=tmp_path / "out")
     first, second = nbformat.read(run.notebook, as_version=4).cells
-    lines = "".join(o["text"] for o in first.outputs if o.get("name") == "stderr").splitlines()
+    lines = "".join(o["text"] for o in first.outputs if o.get("name") == "stdout").splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("build: ")
     assert lines[1].startswith("build: finished in 2.")
-    assert not any(o.get("name") == "stderr" for o in second.outputs)
+    assert not any(o.get("name") == "stdout" for o in second.outputs)
 
 
 def test_a_process_without_ipython_is_no_kernel() -> None:
@@ -76,7 +76,7 @@ def test_a_process_without_ipython_is_no_kernel() -> None:
 def test_text_is_sent_under_the_running_cell() -> None:
     kernel = Kernel()
     CellWriter(kernel).write("hello")
-    assert kernel.session.sent == [("stream", {"name": "stderr", "text": "hello"}, "cell-1")]
+    assert kernel.session.sent == [("stream", {"name": "stdout", "text": "hello"}, "cell-1")]
 
 
 def test_rows_of_one_cell_share_a_display_that_is_updated() -> None:

@@ -48,6 +48,6 @@ def build(
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_graph() -> MakeGraph:
     return build

@@ -31,7 +31,7 @@ def judged(make_graph, row):
             part_of_cluster=np.array(part_of_cluster, np.int32),
             weights=amounts(graph, clusters, np.array([0, 1.0, 2, 3, 6, 0])),
             request=Request(
-                parts=parts, balance=Balance.TIME, eps=0.1, feasible_parts=1, order="given",
+                parts=parts, balance=Balance.TIME, eps_asked=0.1, feasible_parts=1, order="given",
                 optimal_for_order=False, modelled=False,
             ),
         )  # fmt: skip

@@ -1,0 +1,128 @@
+"""How each record shows itself in a notebook: a static picture and a table.
+
+Records know nothing of pictures and rooms know nothing of IPython; here each kind of record meets
+its pictures. They are the same under papermill, in JupyterLab and on a page. Beside `verbs` this is
+the only module that may know all rooms.
+"""
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kit.graph.capture_record import Capture
+from kit.graph.record import Graph
+from kit.partition.record import Cut
+from kit.step.record import Plan
+from kit.timeline.record import Timeline
+from kit.tuning.record import TuneReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A picture as SVG that a notebook shows; `svg` is the text of the `<svg>` element."""
+
+    svg: str
+    title: str
+
+    def __repr__(self) -> str:
+        return f"Drawing({self.title!r}, {len(self.svg)} characters of SVG)"
+
+    def _repr_html_(self) -> str:
+        return _framed(self.svg)
+
+
+def draw(graph: Graph, cut: Cut | None = None) -> Drawing:
+    """The picture of a graph, with the parts of a cut of it when one is given.
+
+    Raises `ValueError` when the cut is of another graph.
+    """
+    from kit.graph.svg import to_svg
+
+    if cut is None:
+        return Drawing(svg=to_svg(graph), title=graph.name)
+    if cut.names != graph.names:
+        raise ValueError(
+            f"the cut is of graph {cut.graph!r} with {len(cut.names)} nodes, the graph given is {graph.name!r} with "
+            f"{len(graph)}; pass the graph that was cut"
+        )
+    parts = [-1 if copies > 1 else int(part) for part, copies in zip(cut.part_of, cut.copies, strict=True)]
+    crossing: dict[tuple[int, int], int] = {}
+    for value in cut.crossings:
+        for reader in value.to_parts:
+            key = (value.from_part, reader)
+            crossing[key] = crossing.get(key, 0) + value.bytes_of_value
+    titles = [
+        f"{seconds * 1e6:,.0f} µs, {nodes} nodes" for seconds, nodes in zip(cut.seconds, cut.node_counts, strict=True)
+    ]
+    return Drawing(
+        svg=to_svg(graph, parts=parts, part_bytes=crossing, part_titles=titles),
+        title=f"{graph.name} in {cut.parts} parts",
+    )
+
+
+def register(shell: Any) -> None:
+    """Let IPython show records; called by `%load_ext kit`."""
+    formatter = shell.display_formatter.formatters["text/html"]
+    for kind, show in _SHOWN.items():
+        formatter.for_type(kind, show)
+
+
+def _show_graph(graph: Graph) -> str:
+    from kit.graph.table import collective_rows, summary, to_html
+
+    collectives = collective_rows(graph)
+    tables = to_html(summary(graph), caption="Phases")
+    if collectives:
+        tables += to_html(collectives, caption="Collectives")
+    return draw(graph)._repr_html_() + tables
+
+
+def _show_capture(capture: Capture) -> str:
+    return "".join(_show_graph(graph) for graph in capture.graphs)
+
+
+def _show_cut(cut: Cut) -> str:
+    from kit.partition.report import html, picture
+
+    return html(cut) + _framed(_figure_svg(picture(cut)))
+
+
+def _show_timeline(timeline: Timeline) -> str:
+    from kit.timeline.lanes import to_svg
+    from kit.timeline.table import table
+
+    return _framed(to_svg(timeline)) + table(timeline)._repr_html_()
+
+
+def _show_plan(plan: Plan) -> str:
+    from kit.step.table import table
+
+    return table(plan)._repr_html_()
+
+
+def _show_report(report: TuneReport) -> str:
+    from kit.tuning.table import table
+
+    return table(report)._repr_html_()
+
+
+def _framed(svg: str) -> str:
+    """A picture that scrolls inside its cell and never widens the page."""
+    return f'<div style="overflow:auto;max-height:80vh;max-width:100%">{svg[svg.index("<svg") :]}</div>'
+
+
+def _figure_svg(figure: Any) -> str:
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg")
+    return stream.getvalue()
+
+
+_SHOWN: dict[type, Callable[[Any], str]] = {
+    Capture: _show_capture,
+    Cut: _show_cut,
+    Graph: _show_graph,
+    Plan: _show_plan,
+    Timeline: _show_timeline,
+    TuneReport: _show_report,
+}

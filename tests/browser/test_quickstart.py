@@ -1,0 +1,72 @@
+"""The quickstart as a reader has it: run up to its tuner, move it, measure and apply on the ranks, close."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+QUICKSTART = Path(__file__).parents[2] / "notebooks" / "01_quickstart.ipynb"
+RUN_MS, MEASURE_MS, ANSWER_MS = 300_000, 120_000, 15_000
+
+
+def test_the_tuner_of_the_quickstart_measures_and_applies_on_live_ranks(notebook_page: Any, lab: Any) -> None:
+    from playwright.sync_api import expect
+
+    shutil.copy(QUICKSTART, Path(lab.folder) / QUICKSTART.name)
+    notebook_page.open(QUICKSTART.name)
+    notebook_page.run_until("close", timeout_ms=RUN_MS)
+    assert notebook_page.find_error_text() == ""
+
+    page = notebook_page.page
+    slider = page.get_by_role("slider", name="Micro-batch")
+    expect(slider).to_be_visible(timeout=ANSWER_MS)
+    slider.scroll_into_view_if_needed()
+    last = int(slider.get_attribute("max"))
+    assert last >= 1, "a tuner with one setting has nothing to move"
+
+    slider.focus()
+    page.keyboard.press("Home")
+    first = read_plan(page)
+    page.keyboard.press("ArrowRight")
+    wait_for_another_plan(page, first)
+
+    second = read_plan(page)
+    box = slider.bounding_box()
+    at = box["x"] + 8 + (box["width"] - 16) / last
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(at, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 8, middle, steps=8)
+    page.mouse.up()
+    wait_for_another_plan(page, second)
+    assert read_plan(page) == first
+
+    status = page.locator(".jp-OutputArea-output:has(.kit-slider) [role=status]")
+    page.get_by_role("button", name="Measure", exact=True).click()
+    expect(status).to_have_text(re.compile(r"^Measured micro-batch \d+: "), timeout=MEASURE_MS)
+    apply = page.get_by_role("button", name="Apply")
+    expect(apply).to_be_enabled(timeout=ANSWER_MS)
+    apply.click()
+    expect(status).not_to_have_text(re.compile(r"^(Measured|Applying)"), timeout=MEASURE_MS)
+    assert page.get_by_role("alert").count() == 0
+    expect(apply).to_be_enabled(timeout=ANSWER_MS)
+    notebook_page.photograph("quickstart-tuner", page.locator(".jp-OutputArea-output:has(.kit-slider)").first)
+
+    notebook_page.run_tagged("close")
+    assert notebook_page.find_error_text() == ""
+
+
+def read_plan(page: Any) -> str:
+    """The sentence under the slider, which the kernel computes."""
+    return str(page.get_by_text(re.compile(r"^micro-batch \d+ x accumulation \d+")).inner_text())
+
+
+def wait_for_another_plan(page: Any, before: str) -> None:
+    from playwright.sync_api import expect
+
+    plan = page.get_by_text(re.compile(r"^micro-batch \d+ x accumulation \d+"))
+    expect(plan).not_to_have_text(before, timeout=ANSWER_MS)
