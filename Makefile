@@ -14,20 +14,20 @@ ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 .DEFAULT_GOAL := help
 .PHONY: run lab test bench lint help clean python
 
-run: $(VENV)/.kit-run ## install, run the quickstart on 2 ranks, say what it found
+run: $(VENV)/.kit-run-$(strip $(TORCH)) ## install, run the quickstart on 2 ranks, say what it found
 	@$(PY) -m kit.run_notebook $(QUICKSTART) --out out
 
-lab: $(VENV)/.kit-run ## install, open the quickstart in JupyterLab
+lab: $(VENV)/.kit-run-$(strip $(TORCH)) ## install, open the quickstart in JupyterLab
 	@$(PY) -m jupyterlab $(QUICKSTART) --KernelManager.transport=ipc $(ROOT_FLAG)
 
-test: $(VENV)/.kit-test ## install what tests need, run all that a CPU machine can
+test: $(VENV)/.kit-test-$(strip $(TORCH)) ## install what tests need, run all that a CPU machine can
 	@$(PY) -m kit.preflight test
 	@$(PY) -m pytest $(SUITE)
 
-bench: $(VENV)/.kit-bench ## run the benchmarks; NAME=word picks those whose name has it
+bench: $(VENV)/.kit-bench-$(strip $(TORCH)) ## run the benchmarks; NAME=word picks those whose name has it
 	@$(PY) -m pytest tests/bench -s -o python_files='bench_*.py' $(if $(NAME),-k '$(NAME)')
 
-lint: $(VENV)/.kit-test ## ruff check, ruff format --check, mypy --strict
+lint: $(VENV)/.kit-test-$(strip $(TORCH)) ## ruff check, ruff format --check, mypy --strict
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy --strict
@@ -49,11 +49,11 @@ python:
 	  echo "Install it:  apt-get install -y python3 python3-venv   or name another:  make PYTHON=python3.12 ..."; \
 	  exit 1; }
 
-$(VENV)/.kit-run: $(INPUTS) | python
+$(VENV)/.kit-run-$(strip $(TORCH)): $(INPUTS) | python
 	@$(PYTHON) -m kit.environment --venv $(VENV) --torch $(strip $(TORCH)) && touch $@
 
-$(VENV)/.kit-test: $(INPUTS) | python
-	@$(PYTHON) -m kit.environment --venv $(VENV) --torch $(strip $(TORCH)) --extra test && touch $@ $(VENV)/.kit-run
+$(VENV)/.kit-test-$(strip $(TORCH)): $(INPUTS) | python
+	@$(PYTHON) -m kit.environment --venv $(VENV) --torch $(strip $(TORCH)) --extra test && touch $@ $(VENV)/.kit-run-$(strip $(TORCH))
 
-$(VENV)/.kit-bench: $(INPUTS) | python
+$(VENV)/.kit-bench-$(strip $(TORCH)): $(INPUTS) | python
 	@$(PYTHON) -m kit.environment --venv $(VENV) --torch $(strip $(TORCH)) --extra test,bench && touch $@

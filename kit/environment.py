@@ -8,7 +8,6 @@ torch that is already there is pinned instead, so that pip can never take anothe
 import argparse
 import subprocess
 import sys
-import sysconfig
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import preflight
+from kit import own_torch, preflight
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CONSTRAINTS = Path("constraints-cpu.txt")
@@ -100,11 +99,19 @@ def choose_own_torch(python: Path) -> TorchSource:
     return TorchSource(pin=f"torch=={version}", pip_arguments=(), words=f"the torch {version} of {python}")
 
 
+def lend_torch(venv: Path, *, site_packages: Path) -> None:
+    """Make the environment see the torch of the Python that runs this."""
+    choose_own_torch(Path(sys.executable))
+    try:
+        own_torch.lend(venv / "own-torch", site_packages=site_packages)
+    except own_torch.OwnTorchError as error:
+        raise EnvironmentSetupError(str(error)) from error
+
+
 def make_venv(venv: Path, *, torch: str) -> Path:
     """Make the environment when it is not there; returns its interpreter.
 
-    With `torch` "own" it sees the packages of the Python that runs this, also when that Python is
-    itself of a virtual environment (`--system-site-packages` alone would show the base's).
+    With `torch` "own" it sees the torch of the Python that runs this, and none of its other packages.
     """
     python = venv / "bin" / "python"
     mark = venv / "kit-torch.txt"
@@ -119,12 +126,10 @@ def make_venv(venv: Path, *, torch: str) -> Path:
     if preflight.report(list(preflight.check_venv())):
         raise EnvironmentSetupError(f"cannot make {venv}")
     say(f"making {venv} with Python {sys.version.split()[0]}")
-    own = ["--system-site-packages"] if torch == "own" else []
-    subprocess.run([sys.executable, "-m", "venv", *own, str(venv)], check=True)
-    if torch == "own" and sys.prefix != sys.base_prefix:
-        ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        answer = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True)
-        (Path(answer.stdout.strip()) / "kit-own-torch.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    if torch == "own":
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        lend_torch(venv, site_packages=venv / "lib" / version / "site-packages")
     mark.write_text(torch + "\n")
     return python
 

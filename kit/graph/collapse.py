@@ -45,9 +45,9 @@ def collapse(
 
 
 def _views(skeleton: Skeleton, max_groups: int) -> Iterator[NDArray[np.int64]]:
-    """Keys [n] by row, from the finest view to the coarsest."""
+    """Keys [n] by row, from the finest view to the coarsest; of a graph without modules only the finest."""
     graph = skeleton.graph
-    deepest = max((path.count(".") + 1 for path in skeleton.modules if path), default=0)
+    deepest = max((path.count(".") + 1 for path in skeleton.modules if path), default=-1)
     if len(skeleton.order) <= 3 * max_groups:
         yield _single_operators(skeleton)
     for depth in range(deepest, -1, -1):

@@ -82,8 +82,8 @@ def user_frame(frames: list[tuple[str, int, str]]) -> tuple[str, int, str] | Non
 @cache
 def _owner(file: str) -> str:
     """Who wrote a file: user, installed (a package other than torch and kit) or machinery."""
-    if file.startswith("<") and not file.startswith("<ipython"):
-        return "machinery"
+    if file.startswith("<"):  # a cell (`<cell 7>`, `<ipython-input-..>`) is the user's own
+        return "machinery" if file.startswith(("<eval_with_key>", "<frozen ", "<string>", "<built-in")) else "user"
     here = Path(__file__).parents[1]
     path = Path(file)
     if path.is_relative_to(here) or path.is_relative_to(here.parent / "widgets"):

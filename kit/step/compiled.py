@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -86,7 +86,7 @@ class CompiledStep:
     @property
     def graph(self) -> Graph:
         """The graph that runs, after all passes."""
-        return self.stages[-1].graph
+        return replace(self.stages[-1].graph, name="training step")
 
     @property
     def module(self) -> torch.fx.GraphModule:

@@ -1,5 +1,6 @@
 """A step's plan as a table: one row a collective, in order."""
 
+from kit.graph.words import bytes_text
 from kit.step.record import Plan
 from kit.tables import Table
 
@@ -11,7 +12,7 @@ def table(plan: Plan, *, limit: int = 40) -> Table:
         (
             send.name,
             send.phase,
-            f"{send.bytes_in / 1e3:,.1f} kB",
+            bytes_text(send.bytes_in),
             send.dtype,
             str(send.nodes_before),
             str(send.nodes_hiding),

@@ -107,7 +107,8 @@ def decode(raw: bytes, path: Path, *, strict: bool = True) -> Decoded:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ArithmeticError) as error:
             return _decode_mending(raw, path, error, strict=strict)
         spans = [event for event in trace.events if event.ph == "X" and event.cat != "Trace"]
-        return Decoded(header=trace, events=spans, mended=Mended())
+        header = Header(distributed=trace.distributed, base_ns=trace.base_ns)
+        return Decoded(header=header, events=spans, mended=Mended())
 
 
 def _decode_whole(raw: bytes) -> Trace[Any]:

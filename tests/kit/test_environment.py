@@ -103,9 +103,12 @@ def test_an_environment_made_for_the_other_torch_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_an_own_environment_sees_the_torch_of_the_python_that_made_it(tmp_path: Path) -> None:
+def test_an_own_environment_sees_the_torch_of_the_python_that_made_it_and_nothing_else(tmp_path: Path) -> None:
     python = environment.make_venv(tmp_path / "venv", torch="own")
     assert environment.ask_torch(python) == environment.ask_torch(Path(sys.executable))
+    ask = "import torch, importlib.util as u; print(torch.ones(2).sum().item(), u.find_spec('jupyterlab'))"
+    said = subprocess.run([str(python), "-W", "ignore", "-c", ask], capture_output=True, text=True, check=True)
+    assert said.stdout == "2.0 None\n"
 
 
 def test_pip_that_fails_shows_its_last_words(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 
 from kit.graph.capture import capture
 from kit.graph.from_fx import graph_of
@@ -36,7 +36,7 @@ def test_a_convolution_costs_two_flops_for_each_weight_and_pixel() -> None:
 def test_attention_costs_its_two_products_forward_and_five_backward() -> None:
     def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         inputs = [t.detach().requires_grad_() for t in (q, k, v)]
-        return torch.autograd.grad(F.scaled_dot_product_attention(*inputs).sum(), inputs)
+        return torch.autograd.grad(functional.scaled_dot_product_attention(*inputs).sum(), inputs)
 
     b, h, s, d = 2, 3, 16, 8
     graph = _traced(step, *(torch.zeros(b, h, s, d) for _ in range(3)))
@@ -48,7 +48,7 @@ def test_attention_costs_its_two_products_forward_and_five_backward() -> None:
 def test_composite_attention_is_opened_up() -> None:
     class Attend(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+            return functional.scaled_dot_product_attention(x, x, x, is_causal=True)
 
     graph = capture(Attend(), torch.zeros(2, 3, 16, 8)).graph
     assert _price(graph, "aten.scaled_dot_product_attention.default")[0] == 4 * 2 * 3 * 16 * 16 * 8

@@ -1,7 +1,7 @@
 """Where nodes come from, told from hand-written metadata."""
 
-import os
 import sysconfig
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ import torch
 from kit.graph.provenance import module_of, phase_of, source_of, user_line
 from kit.graph.record import Phase
 
-TORCH = os.path.dirname(torch.__file__)
+TORCH = Path(torch.__file__).parent
 USER = 'File "/home/me/model.py", line 12, in forward\n    x = self.norm(x)\n'
 INSIDE = f'  File "{TORCH}/nn/modules/normalization.py", line 217, in forward\n    return F.layer_norm(\n'
 

@@ -21,7 +21,10 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_launch_joins_ranks_in_a_real_process_group(pair: Ranks) -> None:
-    assert pair.execute("dist.get_backend(), dist.get_rank(), dist.get_world_size()") == [("gloo", 0, 2), ("gloo", 1, 2)]
+    assert pair.execute("dist.get_backend(), dist.get_rank(), dist.get_world_size()") == [
+        ("gloo", 0, 2),
+        ("gloo", 1, 2),
+    ]
     assert repr(pair) == "Ranks(2 ranks, gloo, cpu, epoch 0)"
     assert (pair.world_size, pair.backend, pair.device, pair.epoch, pair.alive) == (2, "gloo", "cpu", 0, (0, 1))
 
@@ -167,12 +170,8 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    "code",
-    ["if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass", "import time; time.sleep(100)"],
-    ids=["in a collective", "asleep"],
-)
-def test_when_the_kernel_is_killed_no_process_and_no_file_is_left(tmp_path: Path, code: str) -> None:
+def test_when_the_kernel_is_killed_no_process_and_no_file_is_left(tmp_path: Path) -> None:
+    code = "if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-c", _CONTROLLER.format(code=code)], stdout=subprocess.PIPE, env=environment, cwd=tmp_path
@@ -197,14 +196,16 @@ def test_a_script_needs_no_main_guard_and_ends_by_itself(tmp_path: Path) -> None
     script.write_text(
         "from kit.ranks import launch\n"
         "def double(x):\n    return 2 * x\n"
-        "ranks = launch(2, threads=1)\nprint(ranks.run(double, 21), ranks.pids)\n"
+        "ranks = launch(2, threads=1)\nprint(ranks.run(double, 21), *ranks.pids.values())\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=50)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("[42, 42] {0: ")
     assert done.stderr == ""
-    assert not any(_is_alive(int(pid)) for pid in json.loads(done.stdout.split("] ")[1].replace("0:", '"0":').replace("1:", '"1":')).values())
+    assert done.stdout.startswith("[42, 42] ")
+    pids = [int(pid) for pid in done.stdout.split()[2:]]
+    assert len(pids) == 2
+    assert not any(_is_alive(pid) for pid in pids)
 
 
 def test_shutdown_ends_the_fork_server_too() -> None:

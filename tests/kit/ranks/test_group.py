@@ -126,14 +126,18 @@ def test_the_value_of_a_cell_that_cannot_be_sent_comes_as_text(pair: Ranks) -> N
 
 
 def test_arguments_that_cannot_be_sent_are_an_error_before_anything_runs(pair: Ranks) -> None:
-    with pytest.raises(RanksError, match=r"len or its arguments cannot be sent to the ranks \(TypeError: cannot pickle"):
+    with pytest.raises(
+        RanksError, match=r"len or its arguments cannot be sent to the ranks \(TypeError: cannot pickle"
+    ):
         pair.run(len, threading.Lock())
 
 
 def test_a_result_that_cannot_be_read_here_is_an_error(pair: Ranks, tmp_path: Path) -> None:
     (tmp_path / "only_there.py").write_text("class Thing: pass\n")
     pair.execute(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport only_there")
-    with pytest.raises(RankError, match=r"rank.* ResultError: the result cannot be read in the notebook \(ModuleNotFound"):
+    with pytest.raises(
+        RankError, match=r"rank.* ResultError: the result cannot be read in the notebook \(ModuleNotFound"
+    ):
         pair.pull("only_there.Thing()")
     assert pair.execute("1") == [1, 1]
 

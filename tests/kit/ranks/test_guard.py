@@ -112,7 +112,9 @@ def test_ranks_out_of_step_join_anew_although_all_have_answered(unchecked: Ranks
 def test_only_the_users_own_lines_are_shown(pair: Ranks, tmp_path: Path) -> None:
     module = tmp_path / "their_module.py"
     module.write_text("import torch\n\n\ndef add(a, b):\n    return torch.add(a, b)\n")
-    cell = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport their_module\ntheir_module.add(torch.ones(2), 'x')"
+    cell = (
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport their_module\ntheir_module.add(torch.ones(2), 'x')"
+    )
     error = failure_of_cell(pair, cell, seconds=2.0)
     places = [(Path(frame.file).name, frame.line, frame.code) for frame in error.causes[0].frames]
     assert places == [
