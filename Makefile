@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 INPUTS := pyproject.toml constraints-cpu.txt
 QUICKSTART := notebooks/01_quickstart.ipynb
 # Unit tests first: they fail soonest.
-SUITE := $(wildcard tests/test_*.py) tests/kit tests/widgets tests/notebooks tests/browser tests/gpu
+SUITE := $(wildcard tests/test_*.py tests/kit tests/widgets tests/notebooks tests/gpu tests/browser)
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
@@ -25,7 +25,8 @@ test: $(VENV)/.kit-test-$(strip $(TORCH)) ## install what tests need, run all th
 	@$(PY) -m pytest $(SUITE)
 
 bench: $(VENV)/.kit-bench-$(strip $(TORCH)) ## run the benchmarks; NAME=word picks those whose name has it
-	@$(PY) -m pytest tests/bench -s -o python_files='bench_*.py' $(if $(NAME),-k '$(NAME)')
+	@$(if $(wildcard tests/bench/bench_*.py),$(PY) -m pytest tests/bench -s -o python_files='bench_*.py' \
+	  $(if $(NAME),-k '$(NAME)'),echo "no benchmarks yet: tests/bench has no bench_*.py")
 
 lint: $(VENV)/.kit-test-$(strip $(TORCH)) ## ruff check, ruff format --check, mypy --strict
 	@$(PY) -m ruff check .

@@ -123,7 +123,8 @@ def collectives_begun() -> dict[str, tuple[int, tuple[int, ...]]]:
     """
     world = distributed_c10d._world
     counts: dict[str, tuple[int, tuple[int, ...]]] = {}
-    for group, name in list(world.pg_names.items()):
+    members: list[tuple[Any, Any]] = list(world.pg_names.items())
+    for group, name in members:
         try:
             count = int(group._get_sequence_number_for_group())
         except RuntimeError:  # a backend without counts (fake)

@@ -45,18 +45,23 @@ def collapse(
 
 
 def _views(skeleton: Skeleton, max_groups: int) -> Iterator[NDArray[np.int64]]:
-    """Keys [n] by row, from the finest view to the coarsest; of a graph without modules only the finest."""
-    graph = skeleton.graph
-    deepest = max((path.count(".") + 1 for path in skeleton.modules if path), default=-1)
-    if len(skeleton.order) <= 3 * max_groups:
+    """Keys [n] by row, from the finest view to the coarsest.
+
+    A graph without modules has stretches of its order in their place.
+    """
+    graph, order = skeleton.graph, skeleton.order
+    if len(order) <= 3 * max_groups:
         yield _single_operators(skeleton)
-    for depth in range(deepest, -1, -1):
+    paths = {row: tuple(filter(None, skeleton.modules[row].split("."))) for row in order.tolist()}
+    if not any(paths.values()):
+        length = -(-len(order) * 4 // max_groups)
+        paths = {row: (str(at // length),) for at, row in enumerate(order.tolist())}
+    for depth in range(max(map(len, paths.values()), default=0), -1, -1):
         numbers: dict[object, int] = {}
         keys = np.zeros(len(graph), np.int64)
-        for row in skeleton.order.tolist():
-            kind = graph.kinds[row]
+        for row in order.tolist():
+            kind, path = graph.kinds[row], paths[row][:depth]
             own = (kind, graph.targets[row], graph.groups[row]) if kind in COMMUNICATION else None
-            path = tuple(skeleton.modules[row].split(".")[:depth])
             key = (graph.phases[row], int(skeleton.parts[row]), own, path, int(skeleton.fold.run[row]))
             keys[row] = numbers.setdefault(key, len(numbers))
         yield _with_tuples(graph, keys)

@@ -70,7 +70,10 @@ def fold_blocks(
 def _runs(graph: Graph, members: dict[int, list[int]], modules: Sequence[str], at_least: int) -> list[list[int]]:
     """Runs of consecutive block numbers that do the same."""
     does = {
-        number: tuple((_inside(modules[row]), graph.targets[row], graph.shapes[row]) for row in rows)
+        number: tuple(
+            (_inside(modules[row]), graph.kinds[row], graph.targets[row], graph.shapes[row], graph.groups[row])
+            for row in rows
+        )
         for number, rows in members.items()
     }
     runs: list[list[int]] = []

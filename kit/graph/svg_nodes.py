@@ -115,7 +115,9 @@ def tooltip(shown: Collapsed, number: int) -> str:
     if shown.flops[number]:
         lines.append(f"{flops_text(float(shown.flops[number]))} in all")
     if shown.collectives[number]:
-        lines.append(f"{shown.collectives[number]} collectives, group {graph.groups[row] or '?'}")
+        starts = int(shown.collectives[number])
+        group = f", group {graph.groups[row]}" if graph.groups[row] else ""
+        lines.append(f"starts {starts} collective{'s' if starts > 1 else ''}{group}")
     if shown.parameter_bytes[number]:
         lines.append(f"first to read {bytes_text(int(shown.parameter_bytes[number]))} of parameters and state")
     if graph.sources[row]:

@@ -52,9 +52,14 @@ def fitted(text: str, width: float, size: float, *, weight: int = 400) -> str:
 
 
 def source_text(source: str) -> str:
-    """A source line with the file's name in place of its path: `model.py:12: x = self.norm(x)`."""
+    """A source line with the file's name in place of its path: `model.py:12: x = self.norm(x)`.
+
+    The file that a notebook's kernel makes for a cell is called `cell`.
+    """
     file, colon, rest = source.partition(":")
-    return f"{PurePath(file).name}{colon}{rest}"
+    path = PurePath(file)
+    is_cell = path.parent.name.startswith("ipykernel_") or path.name.startswith("<ipython-input")
+    return f"{'cell' if is_cell else path.name}{colon}{rest}"
 
 
 def safe(text: str) -> str:

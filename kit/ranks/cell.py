@@ -5,7 +5,9 @@ tracebacks show its lines.
 """
 
 import ast
+import io
 import linecache
+import tokenize
 from types import CodeType
 from typing import Any
 
@@ -38,7 +40,7 @@ def run_cell(source: str, filename: str, namespace: dict[str, Any]) -> Any:
 
 def _is_silenced(source: str) -> bool:
     """Whether the last expression ends with `;` (a comment may follow)."""
-    tokens = [line.split("#", 1)[0].rstrip() for line in source.rstrip().splitlines()]
-    while tokens and not tokens[-1]:
-        tokens.pop()
-    return bool(tokens) and tokens[-1].endswith(";")
+    passed_over = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.DEDENT}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    last = [token.string for token in tokens if token.type not in passed_over][-1:]
+    return last == [";"]

@@ -142,7 +142,8 @@ def test_collectives_of_one_module_are_one_bundle(make_graph: Callable[..., Grap
     edges = [(0, 1 + i) for i in range(21)] + [(1 + i, 22 + i) for i in range(21)]
     edges += [(22 + i, 43) for i in range(21)] + [(row, row + 1) for row in range(43, n - 1)]
     targets = ["_c10d_functional.all_reduce.default" if k is Kind.COLLECTIVE else "aten.mul.Tensor" for k in kinds]
-    shown = collapse(make_graph(edges, kinds=kinds, targets=targets), max_groups=12)
+    graph = make_graph(edges, kinds=kinds, targets=targets, modules=["head"] * n)
+    shown = collapse(graph, max_groups=12)
     assert shown.labels[1:3] == ("21 all_reduce", "21 wait")
     assert shown.collectives.tolist()[1] == 21
 

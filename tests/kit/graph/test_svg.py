@@ -76,7 +76,7 @@ def test_a_tooltip_says_operator_shape_bytes_module_and_the_users_line(step: Gra
         "head · backward",
         "all_reduce float32[1] n4",
         "value 4 B, moves 8 B",
-        "1 collectives, group world",
+        "starts 1 collective, group world",
         "net.py:7: y = x @ w if a < b else '&'",
     ]
 
@@ -101,7 +101,7 @@ def _require_inside(svg: str) -> None:
             room = text_width(element.text or "", float(element.get("font-size", 0)))
             x, anchor = float(element.get("x", 0)), element.get("text-anchor", "start")
             left = x - {"start": 0.0, "middle": room / 2, "end": room}[anchor]
-            assert 0 <= left and left + room <= width + 1
+            assert left >= 0 and left + room <= width + 1
         if element.tag == f"{SVG}path" and "edge" in (element.get("class") or ""):
             numbers = [float(n) for n in re.findall(r"-?\d+\.\d+", element.get("d", ""))]
             assert all(0 <= x <= width for x in numbers[::2])

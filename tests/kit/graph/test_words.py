@@ -43,5 +43,10 @@ def test_a_source_line_shows_the_file_name_only() -> None:
     assert source_text("") == ""
 
 
+@pytest.mark.parametrize("file", ["/tmp/ipykernel_77/123.py", "<ipython-input-3-ab>"])
+def test_the_file_of_a_notebook_cell_is_called_cell(file: str) -> None:
+    assert source_text(f"{file}:3: a = b") == "cell:3: a = b"
+
+
 def test_markup_and_control_characters_are_made_harmless() -> None:
     assert safe('<b a="1">&\'\x00\x1b') == "&lt;b a=&quot;1&quot;&gt;&amp;&#x27;??"

@@ -20,6 +20,8 @@ from kit.ranks.cell import run_cell
         ("'a;'", "a;"),
         ("'a#b;'", "a#b;"),
         ("3\n# last", 3),
+        ("x = '#'; 3;", None),
+        ("3;\n\n# last", None),
         ("", None),
         ("# only a comment", None),
         ("if True:\n    3", None),

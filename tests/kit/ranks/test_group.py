@@ -126,9 +126,7 @@ def test_the_value_of_a_cell_that_cannot_be_sent_comes_as_text(pair: Ranks) -> N
 
 
 def test_arguments_that_cannot_be_sent_are_an_error_before_anything_runs(pair: Ranks) -> None:
-    with pytest.raises(
-        RanksError, match=r"len or its arguments cannot be sent to the ranks \(TypeError: cannot pickle"
-    ):
+    with pytest.raises(RanksError, match=r"len or its arguments cannot be sent to the ranks \(TypeError"):
         pair.run(len, threading.Lock())
 
 

@@ -1,6 +1,5 @@
 """Cells that run on the ranks."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,12 @@ Line = tuple[int, str, str]
 
 
 @pytest.fixture(scope="module")
-def shell() -> Iterator[InteractiveShell]:
+def shell() -> InteractiveShell:
     config = Config()
     config.HistoryManager.enabled = False
     shell = InteractiveShell(config=config)
     magics.register(shell)
-    yield shell
-    shell.atexit_operations()
+    return shell
 
 
 def run(shell: InteractiveShell, text: str) -> Any:
@@ -56,7 +54,7 @@ def test_quiet_shows_nothing(shell: InteractiveShell, pair: Ranks, lines: list[L
 
 
 def test_a_time_limit(shell: InteractiveShell, pair: Ranks) -> None:
-    with pytest.raises(RankTimeoutError, match="no answer within 0.2 s"):
+    with pytest.raises(RankTimeoutError, match=r"no answer within 0\.2 s"):
         run(shell, "%%ranks --timeout 0.2\nimport time; time.sleep(50)")
 
 
@@ -64,7 +62,7 @@ def test_an_error_names_the_line_of_the_notebooks_cell(shell: InteractiveShell, 
     with pytest.raises(RankError) as caught:
         run(shell, "%%ranks\nx = 1\nif rank == 1:\n    raise ValueError('boom')")
     assert str(caught.value) == (
-        f"rank 1: ValueError: boom\n    <cell {shell.execution_count - 1}>, line 4: raise ValueError('boom')"
+        f"rank 1: ValueError: boom\n    <cell {shell.execution_count}>, line 4: raise ValueError('boom')"
     )
 
 
@@ -79,9 +77,7 @@ def test_the_error_is_shown_short(shell: InteractiveShell, pair: Ranks, capsys: 
 def test_a_named_group(shell: InteractiveShell, pair: Ranks) -> None:
     shell.user_ns["mine"] = pair
     assert run(shell, "%%ranks --group mine\nrank") == [0, 1]
-    with pytest.raises(
-        RanksError, match="--group other: expected a variable that holds a group of ranks, found nothing"
-    ):
+    with pytest.raises(RanksError, match="--group other: expected a variable that holds a group"):
         run(shell, "%%ranks --group other\nrank")
 
 
