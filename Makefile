@@ -40,7 +40,9 @@ help: ## show this
 	@echo "TORCH=cpu takes the CPU wheel of constraints-cpu.txt; TORCH=own keeps the torch that PYTHON (or VENV) has."
 
 clean: ## remove the environment, outputs and caches
-	@rm -rf $(VENV) out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@if [ -e $(VENV)/kit-torch.txt ]; then rm -rf $(VENV); \
+	  elif [ -e $(VENV) ]; then echo "$(VENV) was not made by make: left as it is"; fi
+	@rm -rf out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find kit widgets tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Asked in shell, because kit itself cannot be read by an older Python.

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from kit.step.strategy import DDP as DDP
     from kit.step.strategy import FSDP as FSDP
     from kit.timeline.read import read as read
+    from kit.tuning.search import settings_for as settings_for
     from kit.verbs import capture as capture
     from kit.verbs import compare as compare
     from kit.verbs import compile_step as compile_step
     from kit.verbs import cut as cut
     from kit.verbs import profile as profile
-    from kit.tuning.search import settings_for as settings_for
     from kit.verbs import tune as tune
 
 _HOME = {
@@ -45,7 +45,7 @@ _HOME = {
     "tune": "kit.verbs",
 }
 
-__all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the list
+__all__ = sorted(_HOME)
 
 try:
     __version__ = version("static-graph-kit")

@@ -80,9 +80,7 @@ def load(path: str | Path) -> Any:
             values: dict[str, Any] = {name: _read_column(archive, name, path) for name in header.columns}
             _fill_fields(cls, header, values, path)
     except zipfile.BadZipFile as error:
-        raise ArchiveError(
-            f"{path}: not a zip archive ({error}); expected a file written by kit.save"
-        ) from error
+        raise ArchiveError(f"{path}: not a zip archive ({error}); expected a file written by kit.save") from error
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:
@@ -97,9 +95,7 @@ def _read_header(archive: zipfile.ZipFile, path: Path) -> _Header:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ArchiveError(f"{path}: header.json: {error}") from error
     if header.format != FORMAT:
-        raise ArchiveError(
-            f"{path}: format {header.format}, this version reads format {FORMAT}; update the kit"
-        )
+        raise ArchiveError(f"{path}: format {header.format}, this version reads format {FORMAT}; update the kit")
     if header.kind not in RECORDS:
         raise ArchiveError(f"{path}: holds a {header.kind!r}, expected one of {', '.join(RECORDS)}")
     return header
@@ -110,9 +106,7 @@ def _read_column(archive: zipfile.ZipFile, name: str, path: Path) -> np.ndarray[
     try:
         seen = archive.getinfo(entry).file_size
         if seen > MAX_COLUMN_BYTES:
-            raise ArchiveError(
-                f"{path}: {entry} unpacks to {seen} bytes, at most {MAX_COLUMN_BYTES} are read"
-            )
+            raise ArchiveError(f"{path}: {entry} unpacks to {seen} bytes, at most {MAX_COLUMN_BYTES} are read")
         return np.load(io.BytesIO(archive.read(entry)), allow_pickle=False)  # type: ignore[no-any-return]
     except KeyError as error:
         raise ArchiveError(f"{path}: {entry} is missing, the header names it") from error

@@ -108,6 +108,16 @@ def lend_torch(venv: Path, *, site_packages: Path) -> None:
         raise EnvironmentSetupError(str(error)) from error
 
 
+def refuse_to_replace(python: Path, *, pin: str) -> None:
+    """Raise when an environment that a person made has another torch than the pinned CPU wheel."""
+    seen = ask_torch(python)
+    if seen is not None and seen not in (pinned := pin.removeprefix("torch=="), f"{pinned}+cpu"):
+        raise EnvironmentSetupError(
+            f"{python} has torch {seen}, which TORCH=cpu would replace by {pinned}+cpu. "
+            "Keep it with TORCH=own, or name another folder with VENV=."
+        )
+
+
 def make_venv(venv: Path, *, torch: str) -> Path:
     """Make the environment when it is not there; returns its interpreter.
 
@@ -115,8 +125,12 @@ def make_venv(venv: Path, *, torch: str) -> Path:
     """
     python = venv / "bin" / "python"
     mark = venv / "kit-torch.txt"
+    if python.exists() and not mark.exists():
+        if torch == "cpu":
+            refuse_to_replace(python, pin=read_pin())
+        return python
     if python.exists():
-        made_with = mark.read_text().strip() if mark.exists() else torch
+        made_with = mark.read_text().strip()
         if made_with != torch:
             raise EnvironmentSetupError(
                 f"{venv} was made with TORCH={made_with}, now TORCH={torch} is asked for. "

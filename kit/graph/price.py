@@ -8,14 +8,11 @@ opens it up. Nodes of equal operator and shapes are priced once. Nothing here ru
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from kit._torch.fake import hint_of, running_fake, storage_identity
 from kit._torch.schema import is_composite, is_higher_order, is_operator, namespace_and_name, packet_of
-from kit.graph.record import Graph
 
 # Operators that read as many bytes of their first argument as they return, not the whole table.
 _LOOKUPS = frozenset({"embedding", "index", "index_select", "gather", "_unsafe_index", "take"})
@@ -133,17 +130,3 @@ def _signature(value: object) -> object:
     if isinstance(value, (tuple, list)):
         return tuple(_signature(item) for item in value)
     return repr(value)
-
-
-def node_seconds(graph: Graph, *, flops_per_second: float, bytes_per_second: float) -> NDArray[np.float64]:
-    """Modelled seconds of each node [n]: max(FLOPs / peak, bytes moved / bandwidth), the roofline.
-
-    Collectives get the time of their memory traffic only: the network is not in this model.
-    Raises `ValueError` when a rate is not positive.
-    """
-    if not (flops_per_second > 0 and bytes_per_second > 0):
-        raise ValueError(
-            f"flops_per_second={flops_per_second}, bytes_per_second={bytes_per_second}; expected both above "
-            "0, for example 60e12 and 1.5e12"
-        )
-    return np.maximum(graph.flops / flops_per_second, graph.bytes_moved / bytes_per_second)

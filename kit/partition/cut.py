@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kit.graph.record import Graph, Phase
+from kit.graph.roofline import node_seconds
 from kit.partition.assess import Request, assess
 from kit.partition.chain import Chain, lay, order_by_live_bytes
 from kit.partition.constraints import Clusters, contract
@@ -154,8 +155,6 @@ def _seconds(
     graph: Graph, measured: ArrayLike | None, flops_per_second: float, bytes_per_second: float
 ) -> NDArray[np.float64]:
     if measured is None:
-        from kit.graph.price import node_seconds  # needs torch, which measured times do without
-
         return node_seconds(graph, flops_per_second=flops_per_second, bytes_per_second=bytes_per_second)
     seconds = np.asarray(measured, dtype=np.float64)
     if seconds.shape != (len(graph),):

@@ -50,18 +50,27 @@ class Calls:
         *,
         ranks: Sequence[int] | None = None,
         timeout: float | None = None,
+        owner: object = None,
     ) -> list[Any]:
-        """`function(*args)` on the ranks (None: all), results in the order of `ranks`."""
+        """`function(*args)` on the ranks (None: all), results in the order of `ranks`.
+
+        `owner` is the group whose references the arguments may hold.
+        """
         chosen = list(range(self._world_size)) if ranks is None else list(ranks)
         self.require_known(chosen)
         with self.exclusive():
             self.finish_join()
             self._require_alive(chosen)
-            value = _packed(function, args)
+            value = _packed(function, args, owner)
             forget, self.forgotten[:] = tuple(self.forgotten), []
             number = self._state.send(chosen, Kind.CALL, value, forget=forget)
             limit = self._timeout if timeout is None else timeout
-            outcome = gather(self._state, number, chosen, timeout=limit)
+            try:
+                outcome = gather(self._state, number, chosen, timeout=limit)
+            except BaseException:  # a sink or a progress listener of the person's raised: the ranks go on
+                self._state.abort("the notebook stopped waiting")
+                self._state.begin_join()
+                raise
             results, unread = _read_values(outcome)
             note = self._settle(outcome)
         _raise_failures(outcome, unread, note=note, timeout=limit)
@@ -157,9 +166,9 @@ class Calls:
         )
 
 
-def _packed(function: Callable[..., Any], args: tuple[Any, ...]) -> wire.Frames:
+def _packed(function: Callable[..., Any], args: tuple[Any, ...], owner: object) -> wire.Frames:
     try:
-        return wire.dumps((function, args))
+        return wire.dumps((function, args), owner=owner)
     except Exception as error:  # pickling runs the objects' own code
         name = getattr(function, "__qualname__", repr(function))
         raise RanksError(
@@ -194,7 +203,7 @@ def _raise_failures(outcome: Outcome, unread: list[Failure], *, note: str, timeo
         late = [failure for failure in failures if failure.unanswered]
         first = late[0].rank if late else 0
         said = Failure(rank=first, type="Timeout", message=f"no answer within {timeout:g} s", frames=_at(late))
-        raise RankTimeoutError([*causes, said][:1] + causes[1:], consequences=late[1:], note=note)
+        raise RankTimeoutError(causes or [said], consequences=late[1:], note=note)
     if failures:
         causes = causes or failures[:1]
         raise RankError(causes, consequences=[f for f in failures if f not in causes], note=note)

@@ -14,6 +14,7 @@ from kit.ranks.calls import Calls
 from kit.ranks.errors import Failure, LaunchError, RankError
 from kit.ranks.forkserver import RankProcess
 from kit.ranks.group import Ranks
+from kit.ranks.inside import in_kit_rank
 from kit.ranks.output import Sink, write_labelled
 from kit.ranks.spec import Spec
 from kit.ranks.state import HOST, GroupState
@@ -23,7 +24,7 @@ _BACKENDS = ("gloo", "nccl")
 _DEVICES = ("cpu", "cuda")
 
 _latest: Ranks | None = None
-_open: "weakref.WeakSet[Ranks]" = weakref.WeakSet()
+_started: list["weakref.ref[Ranks]"] = []  # the latest last
 
 
 def launch(
@@ -81,7 +82,7 @@ def launch(
             ranks.close()
             raise
     _latest = ranks
-    _open.add(ranks)
+    _started.append(weakref.ref(ranks))
     return ranks
 
 
@@ -89,15 +90,21 @@ def current() -> Ranks | None:
     """The group that was started last and is still open, or None."""
     global _latest
     if _latest is None or _latest.closed:
-        _latest = next((ranks for ranks in _open if not ranks.closed), None)
+        _latest = next(reversed(_open_groups()), None)
     return _latest
 
 
 def shutdown() -> None:
     """Close every group and end the fork server: no process of the kit is left."""
-    for ranks in list(_open):
+    for ranks in _open_groups():
         ranks.close()
     forkserver.stop()
+
+
+def _open_groups() -> list[Ranks]:
+    found = [ranks for started in _started if (ranks := started()) is not None and not ranks.closed]
+    _started[:] = [weakref.ref(ranks) for ranks in found]
+    return found
 
 
 def _check(world_size: int, backend: str, device: str, threads: int | None) -> str:
@@ -106,6 +113,8 @@ def _check(world_size: int, backend: str, device: str, threads: int | None) -> s
         raise LaunchError(
             f"this is {sys.platform}; ranks run on Linux only (WSL included). Use a Linux machine or WSL 2."
         )
+    if in_kit_rank():
+        raise LaunchError("this process is a rank of a group; expected a notebook or a script to start ranks from")
     if not isinstance(world_size, int) or isinstance(world_size, bool):
         raise TypeError(f"world_size is {world_size!r}; expected a whole number of ranks, as in kit.launch(2)")
     if world_size < 1:

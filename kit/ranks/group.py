@@ -103,7 +103,7 @@ class Ranks:
         Raises `RankError` when it fails on a rank, `RankTimeoutError`, or `DeadRankError` when a rank is dead.
         """
         wire.by_value(function)
-        return self._calls.call(function, args, timeout=timeout)
+        return self._calls.call(function, args, timeout=timeout, owner=self)
 
     def hold(self, function: Callable[..., Any], *args: Any, timeout: float | None = None) -> Remote:
         """Run `function(*args)` on every rank and keep the results there; a reference to them.
@@ -112,7 +112,7 @@ class Ranks:
         """
         wire.by_value(function)
         remote = Remote(group=self, name=f"_held_{next(self._names)}")
-        self._calls.call(inside.hold, (remote.name, function, *args), timeout=timeout)
+        self._calls.call(inside.hold, (remote.name, function, *args), timeout=timeout, owner=self)
         weakref.finalize(remote, self._calls.forgotten.append, remote.name).atexit = False
         return remote
 

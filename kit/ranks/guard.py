@@ -10,6 +10,7 @@ of the old one is met again. When the store's process is gone, the rank ends.
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -121,7 +122,10 @@ class Guard:
                 continue
             except RuntimeError:  # the store's process is gone, and with it the person
                 os._exit(EXIT_ORPHANED)
-            self._end_epoch(epoch, cause)
+            try:
+                self._end_epoch(epoch, cause)
+            except Exception:  # said, and the next epoch is watched all the same
+                traceback.print_exc()
             epoch += 1
 
     def _end_epoch(self, epoch: int, cause: str) -> None:

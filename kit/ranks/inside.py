@@ -30,6 +30,11 @@ def in_rank() -> bool:
     return _place is not None or _torch_group() is not None
 
 
+def in_kit_rank() -> bool:
+    """Whether this process is a rank that the kit has started."""
+    return _place is not None
+
+
 def rank_device() -> str:
     """The device of this rank, "cpu" or "cuda:<index>". Raises RuntimeError outside a rank."""
     if _place is not None:

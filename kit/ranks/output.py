@@ -122,12 +122,18 @@ class Output:
             self._closed = True
             self._changed.notify_all()
         os.write(self._stop_write, b"x")
-        self._thread.join()
-        for fd in (*self._pipes, self._stop_read, self._stop_write, self.wake):
-            os.close(fd)
-        self._selector.close()
+        if threading.current_thread() is not self._thread:  # a finalizer may run in any thread
+            self._thread.join()
 
     def _read_all(self) -> None:
+        try:
+            self._read_until_closed()
+        finally:
+            for fd in (*self._pipes, self._stop_read, self._stop_write, self.wake):
+                os.close(fd)
+            self._selector.close()
+
+    def _read_until_closed(self) -> None:
         while not self._closed:
             ready = self._selector.select()
             with self._changed:

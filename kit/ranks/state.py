@@ -109,7 +109,7 @@ class GroupState:
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
         if self.stop_requested:
             self.stop_requested = False
             raise KeyboardInterrupt

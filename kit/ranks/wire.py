@@ -26,12 +26,15 @@ Frames = list[bytes | memoryview]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, owner: object, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._owner = owner
         self._sent: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Remote):
+            if obj.group is not self._owner:
+                raise ValueError(f"{obj!r} is of another group; expected a reference to an object on these ranks")
             return _fetch, (obj.name,)
         if isinstance(obj, CodeType):
             return _build_code, (marshal.dumps(obj), obj.co_filename, self._source_of(obj.co_filename))
@@ -48,11 +51,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return "".join(linecache.getlines(filename))
 
 
-def dumps(value: Any) -> Frames:
-    """`value` as frames: the pickle first, then its large buffers. Raises what pickling raises."""
+def dumps(value: Any, *, owner: object = None) -> Frames:
+    """`value` as frames: the pickle first, then its large buffers; `owner` is the group whose references it may hold.
+
+    Raises what pickling raises.
+    """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    _Pickler(owner, stream, protocol=5, buffer_callback=buffers.append).dump(value)
     return [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
 
 

@@ -4,11 +4,13 @@ The main thread runs user code and nothing else may raise in it: KeyboardInterru
 only while user code runs, so a late signal never hits the loop or the next cell.
 """
 
+import contextlib
 import faulthandler
 import os
 import signal
 import sys
 import threading
+import traceback
 import types
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -53,6 +55,9 @@ class Worker:
                 self._answer(header, value)
         except (EOFError, OSError):  # the controller is gone
             pass
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
         finally:
             # Nothing may keep an orphan alive: not a broken output pipe, not a thread, not an exit handler.
             os._exit(0)
@@ -60,7 +65,8 @@ class Worker:
     def _answer(self, command: Command, value: wire.Frames) -> None:
         result, failure = self._run(command, value)
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with contextlib.suppress(Exception):  # the person's code may have put anything there, or closed it
+                stream.flush()
         aborted = self._guard.abort_of(command.epoch)
         if aborted is not None and failure is None and command.kind is Kind.CALL:
             # On NCCL a stuck call returns normally after an abort: its value must never be used.

@@ -193,6 +193,6 @@ def _data_dependent_text(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
     where = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else "an unknown line"
     return (
-        f"{where}: what runs here depends on values (a branch, .item(), .tolist() or a shape made from data), so the step "
-        "is not one static graph; use torch.where or masks, or compute it outside the step and pass it in the batch"
+        f"{where}: what runs here depends on values (a branch, .item(), .tolist() or a shape made from data), so the "
+        "step is not one static graph; use torch.where or masks, or compute it outside and pass it in the batch"
     )

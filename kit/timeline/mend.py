@@ -25,6 +25,11 @@ _NAME_END = re.compile(rf'"(?=\s*(?:,\s*"(?:{_KEYS})"\s*:|\}}))')
 _BARE_NUMBER = re.compile(r'("\s*:\s*)[-+]?(?:inf|nan)(?=\s*[,}])', re.IGNORECASE)
 _SPACE = re.compile(r"[\s,]*")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|["\\]')
+# Half a pair of UTF-16 makes text that nothing can write again.
+_LONE_SURROGATE = re.compile(
+    r"\\u[dD][89aAbB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|(?<!\\u[dD][89aAbB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 _MOST_NAME_ENDS = 64
 _LONGEST_EVENT = 256 << 10  # characters
 
@@ -55,7 +60,7 @@ class Found:
 
 def mend(raw: bytes, path: Path, cause: Exception, *, strict: bool) -> Found:
     """Find the events of a broken file. `cause` is why the typed reader gave up; it is shown when nothing is found."""
-    text = raw.decode("utf-8", errors="replace")
+    text = _LONE_SURROGATE.sub(r"\\ufffd", raw.decode("utf-8", errors="replace"))
     array = re.match(r"\s*\[", text) or _ARRAY.search(text)
     if array is None:
         raise NoTraceError(f'{path}: {cause}; expected JSON with a list "traceEvents"') from cause

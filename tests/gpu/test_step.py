@@ -40,7 +40,9 @@ def train(strategy, executor, accumulation):
     parameters = max(
         ((trained[name] - p).abs().max() / p.abs().max()).item() for name, p in reference.named_parameters()
     )
-    known = [bool(source) for source, phase in zip(step.graph.sources, step.graph.phases, strict=True) if phase == "backward"]
+    known = [
+        bool(source) for source, phase in zip(step.graph.sources, step.graph.phases, strict=True) if phase == "backward"
+    ]
     return worst, parameters, sum(known) / len(known)
 
 

@@ -102,6 +102,15 @@ def test_an_environment_made_for_the_other_torch_is_refused(tmp_path: Path) -> N
         environment.make_venv(tmp_path, torch="own")
 
 
+def test_a_torch_that_somebody_else_installed_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "bin").mkdir()
+    python = fake_python(tmp_path / "bin", says="2.12.0+cu130")
+    with pytest.raises(EnvironmentSetupError, match=r"has torch 2\.12\.0\+cu130, which TORCH=cpu would replace"):
+        environment.make_venv(tmp_path, torch="cpu")
+    assert environment.make_venv(tmp_path, torch="own") == python
+
+
 @pytest.mark.slow
 def test_an_own_environment_sees_the_torch_of_the_python_that_made_it_and_nothing_else(tmp_path: Path) -> None:
     python = environment.make_venv(tmp_path / "venv", torch="own")
@@ -145,3 +154,18 @@ def test_make_without_a_target_lists_every_command() -> None:
     said = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in ("run", "lab", "test", "bench", "lint", "help", "clean"):
         assert f"make {target} " in said
+
+
+def test_clean_leaves_an_environment_that_make_did_not_make(tmp_path: Path) -> None:
+    (tmp_path / "venv").mkdir()
+    said = subprocess.run(
+        ["make", "--dry-run", "clean", f"VENV={tmp_path / 'venv'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    guard = said[: said.index("rm -rf out")]
+    ran = subprocess.run(["sh", "-c", guard], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout == f"{tmp_path / 'venv'} was not made by make: left as it is\n"
+    assert (tmp_path / "venv").exists()

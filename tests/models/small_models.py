@@ -22,7 +22,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, *, vocabulary: int = 61, context: int = 16, width: int = 16, layers: int = 2, tied: bool = False):
+    def __init__(
+        self, *, vocabulary: int = 61, context: int = 16, width: int = 16, layers: int = 2, tied: bool = False
+    ):
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.randn(context, width) * 0.02)

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from kit.graph.capture import capture
 from kit.graph.from_fx import graph_of
-from kit.graph.price import node_seconds
 from kit.graph.record import Graph
+from kit.graph.roofline import node_seconds
 
 
 def _traced(function: Callable[..., object], *inputs: torch.Tensor) -> Graph:

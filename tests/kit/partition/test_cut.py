@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kit.graph.from_fx import graph_of
-from kit.graph.price import node_seconds
 from kit.graph.record import Kind, Phase
+from kit.graph.roofline import node_seconds
 from kit.partition.cut import cut
 from kit.partition.record import Balance, CutError
 

@@ -14,7 +14,7 @@ import torch
 
 from kit import progress
 from kit.ranks import engine, forkserver
-from kit.ranks.errors import ClosedError, LaunchError
+from kit.ranks.errors import ClosedError, LaunchError, RankError
 from kit.ranks.group import Ranks
 
 ROOT = Path(__file__).parents[3]
@@ -81,6 +81,11 @@ def test_wrong_arguments_are_refused(arguments: dict[str, object], kind: type[Ex
     with pytest.raises(kind) as caught:
         engine.launch(**arguments)  # type: ignore[arg-type]
     assert str(caught.value) == message
+
+
+def test_a_rank_starts_no_ranks(pair: Ranks) -> None:
+    with pytest.raises(RankError, match="LaunchError: this process is a rank of a group; expected a notebook"):
+        pair.execute("kit.ranks.engine.launch(2)", ranks=[0])
 
 
 def test_another_system_than_linux_gets_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

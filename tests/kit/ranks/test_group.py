@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kit import progress
+from kit.ranks import engine
 from kit.ranks.errors import RankError, RankNumberError, RanksError
 from kit.ranks.group import Ranks
 from kit.ranks.remote import RemoteRepr
@@ -206,6 +207,27 @@ def test_a_sink_that_calls_back_is_refused_instead_of_hanging(pair: Ranks) -> No
         pair.execute("if rank == 0: print('a line')")
     assert said
     assert said[0].startswith("a call on these ranks is under way in this thread")
+
+
+def test_a_sink_that_raises_leaves_the_ranks_usable(pair: Ranks) -> None:
+    def broken(rank: int, stream: str, text: str) -> None:
+        raise OSError("the screen is gone")
+
+    with pytest.raises(OSError, match="the screen is gone"), pair.output_to(broken):
+        pair.execute("print('x')\nwhile True: pass")
+    assert pair.execute("y = torch.ones(1)\ndist.all_reduce(y)\ny.item()") == [2.0, 2.0]
+
+
+def test_a_reference_of_another_group_is_refused(pair: Ranks) -> None:
+    with engine.launch(1) as other:
+        remote = other.hold(int)
+        with pytest.raises(RanksError, match=r"Remote\('_held_1' on 1 ranks\) is of another group"):
+            pair.run(lambda value: value, remote)
+
+
+def test_a_cell_that_closes_its_output_harms_no_rank(pair: Ranks) -> None:
+    pair.execute("import sys\nkept = sys.stdout\nsys.stdout = None")
+    assert pair.execute("sys.stdout = kept\n1") == [1, 1]
 
 
 def test_running_the_set_up_cell_twice_is_refused_at_once_and_breaks_nothing(pair: Ranks) -> None:

@@ -28,7 +28,9 @@ def graphs_and_plan(strategy, accumulation=1):
 
 
 def collectives(graph):
-    return Counter(t.split(".")[1] for t, kind in zip(graph.targets, graph.kinds, strict=True) if kind is Kind.COLLECTIVE)
+    return Counter(
+        t.split(".")[1] for t, kind in zip(graph.targets, graph.kinds, strict=True) if kind is Kind.COLLECTIVE
+    )
 
 
 def test_forward_backward_and_optimizer_are_in_one_graph(ranks2):

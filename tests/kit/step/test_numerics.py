@@ -107,7 +107,11 @@ def gathers_of_tied_pair():
     torch.manual_seed(0)
     model = GPT(tied=True)
     step = compile_step(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), next_token_loss, token_batches()[0], strategy=FSDP(bucket_mb=None)
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        next_token_loss,
+        token_batches()[0],
+        strategy=FSDP(bucket_mb=None),
     )
     forward = [send for send in step.plan.sends if send.name.startswith("all_gather") and send.phase == "forward"]
     return len(forward), sum(p.requires_grad for p in model.parameters()), model.head.weight is model.token.weight
@@ -197,9 +201,7 @@ def train_convnet(strategy):
         return images[i].chunk(2)[r], labels[i].chunk(2)[r]
 
     rank = dist.get_rank()
-    step = compile_step(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), loss, part(0, rank), strategy=strategy
-    )
+    step = compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, part(0, rank), strategy=strategy)
     for i in range(STEPS):
         step(*[part(i, rank)])
         for r, reference in enumerate(references):

@@ -106,6 +106,13 @@ def test_broken_utf8_is_replaced(tmp_path: Path) -> None:
     assert names_of(path) == ["caf\ufffd"]
 
 
+def test_half_a_pair_of_utf16_is_replaced_and_a_whole_one_kept(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    name = r"a\ud800b\udc00c\ud83d\ude00"
+    path.write_text(f'{{"traceEvents": [{{"ph": "X", "cat": "cpu_op", "name": "{name}", "ts": 1, "dur": 1}}]}}')
+    assert names_of(path) == ["a\ufffdb\ufffdc\U0001f600"]
+
+
 def test_a_file_cut_off_in_the_middle_says_how_to_read_its_beginning(tmp_path: Path, capture: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(capture)

@@ -60,7 +60,9 @@ def build_and_measure(setting):
     return found, undone, steps, torch.equal(random_before, torch.random.get_rng_state())
 
 
-@pytest.mark.parametrize("setting", [Setting(micro_batch=4, accumulation=1), Setting(micro_batch=3, accumulation=1, remainder=1)])
+@pytest.mark.parametrize(
+    "setting", [Setting(micro_batch=4, accumulation=1), Setting(micro_batch=3, accumulation=1, remainder=1)]
+)
 def test_a_measurement_runs_on_all_ranks_and_is_undone(ranks2, setting):
     first, second = ranks2.run(build_and_measure, setting)
     assert first[0] == second[0]  # the slowest and the fullest rank, the same on each
@@ -75,9 +77,7 @@ def test_a_measurement_runs_on_all_ranks_and_is_undone(ranks2, setting):
 
 
 def test_a_bigger_micro_batch_takes_more_memory(ranks2):
-    small, large = (
-        ranks2.run(build_and_measure, Setting(micro_batch=size, accumulation=1))[0][0] for size in (1, 8)
-    )
+    small, large = (ranks2.run(build_and_measure, Setting(micro_batch=size, accumulation=1))[0][0] for size in (1, 8))
     assert large.peak_bytes > small.peak_bytes
 
 

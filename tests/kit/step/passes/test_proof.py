@@ -15,7 +15,11 @@ def traced(strategy):
     model = GPT()
     ids = torch.randint(0, 61, (4, 17))
     step = compile_step(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), next_token_loss, (ids[:, :-1], ids[:, 1:]), strategy=strategy
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        next_token_loss,
+        (ids[:, :-1], ids[:, 1:]),
+        strategy=strategy,
     )
     return step.stages[0].module, step.stages[-1].module
 
