@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kit.partition.run import stages as stages
     from kit.ranks import RankError as RankError
     from kit.ranks import launch as launch
+    from kit.ranks import shutdown as shutdown
     from kit.step.strategy import DDP as DDP
     from kit.step.strategy import FSDP as FSDP
     from kit.timeline.read import read as read
@@ -41,6 +42,7 @@ _HOME = {
     "read": "kit.timeline.read",
     "save": "kit.archive",
     "settings_for": "kit.tuning.search",
+    "shutdown": "kit.ranks",
     "stages": "kit.partition.run",
     "tune": "kit.verbs",
 }

@@ -6,13 +6,15 @@ point is told apart by its micro-batch number, the selected one by a ring, the b
 
 import html
 import math
+import textwrap
 from collections.abc import Sequence
 
 from kit import colours
 from kit.tuning.record import Measurement, Setting, TuneReport
 
-WIDTH, HEIGHT = 460, 300
-LEFT, RIGHT, TOP, BOTTOM = 64, 20, 24, 60
+WIDTH, HEIGHT = 460, 330
+LEFT, RIGHT, TOP, BOTTOM = 64, 20, 16, 94
+LINE_CHARACTERS = 64  # of 12 px text, what surely fits the width
 MIB = 1 << 20
 INK = "var(--jp-ui-font-color1, #808080)"
 FAINT = "var(--jp-border-color2, #80808060)"
@@ -53,7 +55,7 @@ def draw(report: TuneReport, *, selected: Setting) -> str:
             _draw_point(m, x, y, is_best=m is best, is_selected=m.setting == selected)
             for m, (x, y) in zip(ran, places, strict=True)
         ),
-        _text(LEFT, 14, "number: micro-batch; ★ most samples/s; ring: selected"),
+        _text(WIDTH / 2, HEIGHT - 6, "number: micro-batch · ★ most samples/s · ring: selected", anchor="middle"),
         "</svg>",
     ]
     return "".join(parts)
@@ -64,7 +66,7 @@ class _Axis:
 
     def __init__(self, values: Sequence[float], *, start: float, end: float, from_zero: bool) -> None:
         low, high = min(values), max(values)
-        room = (high - low) * 0.15 or abs(high) * 0.1 or 1.0
+        room = (high if from_zero else high - low) * 0.15 or abs(high) * 0.1 or 1.0
         self.low = 0.0 if from_zero else max(low - room, 0.0)
         self.high = high + room
         self._start, self._end = start, end
@@ -94,8 +96,10 @@ def _draw_axes(across: _Axis, up: _Axis, *, methods: Sequence[str]) -> str:
         parts.append(f'<path d="M{x:.1f} {floor}v5" stroke="{INK}"/>')
         parts.append(_text(x, floor + 18, f"{value:g}", anchor="middle"))
     middle = (TOP + floor) / 2
-    words = f"peak memory of the fullest rank, MiB ({', '.join(methods)})"
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, floor + 38, words, anchor="middle"))
+    parts.append(_text(WIDTH / 2, floor + 36, "peak memory of the fullest rank, MiB", anchor="middle"))
+    method = textwrap.wrap(f"({', '.join(methods)})", LINE_CHARACTERS, max_lines=2, placeholder=" ...)")
+    for number, line in enumerate(method):
+        parts.append(_text(WIDTH / 2, floor + 52 + 15 * number, line, anchor="middle"))
     parts.append(f'<g transform="rotate(-90 16 {middle})">{_text(16, middle, "samples/s", anchor="middle")}</g>')
     return "".join(parts)
 

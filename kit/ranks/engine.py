@@ -7,6 +7,7 @@ loopback address, and end with this process, however it ends.
 import os
 import sys
 import weakref
+from dataclasses import replace
 
 from kit import progress
 from kit.ranks import forkserver
@@ -51,38 +52,50 @@ def launch(
     """
     global _latest
     device = _check(world_size, backend, device, threads)
-    count = threads or max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // world_size))
-    check = backend == "gloo" if check_collectives is None else check_collectives
+    spec = Spec(
+        rank=0,
+        world_size=world_size,
+        backend=backend,
+        device=device,
+        threads=threads or max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // world_size)),
+        host=HOST,
+        port=0,
+        epoch=0,
+        check_collectives=backend == "gloo" if check_collectives is None else check_collectives,
+    )
     with progress.task(f"starting {world_size} rank{'s' if world_size > 1 else ''}", total=3) as task:
         server = forkserver.server()
         import torch.distributed  # noqa: F401  # imported here while the fork server imports it too
 
         server.wait_ready()
         task.advance("torch is imported")
+        _latest = _start(spec, task, timeout=timeout, output=output)
+    _started.append(weakref.ref(_latest))
+    return _latest
 
-        def spawn(rank: int, port: int, epoch: int) -> RankProcess:
-            spec = Spec(rank=rank, world_size=world_size, backend=backend, device=device, threads=count, host=HOST,
-                        port=port, epoch=epoch,
-                check_collectives=check)  # fmt: skip
-            return forkserver.server().fork(spec, _environment(spec))
 
-        state = GroupState(spawn=spawn, sink=output)
-        calls = Calls(state, world_size=world_size, timeout=timeout)
-        ranks = Ranks(state, calls, world_size=world_size, backend=backend, device=device)
-        try:
-            with calls.exclusive():
-                calls.begin(range(world_size))
-                task.advance("processes are up")
-                calls.join()
-                task.advance("the process group is joined")
-        except RankError as error:
-            ranks.close()
-            raise LaunchError(_why(error.causes[0])) from error
-        except BaseException:
-            ranks.close()
-            raise
-    _latest = ranks
-    _started.append(weakref.ref(ranks))
+def _start(spec: Spec, task: progress.Task, *, timeout: float | None, output: Sink) -> Ranks:
+    """Make the processes that `spec` describes and join them; what has begun is ended when that fails."""
+
+    def spawn(rank: int, port: int, epoch: int) -> RankProcess:
+        one = replace(spec, rank=rank, port=port, epoch=epoch)
+        return forkserver.server().fork(one, _environment(one))
+
+    state = GroupState(spawn=spawn, sink=output)
+    calls = Calls(state, world_size=spec.world_size, timeout=timeout)
+    ranks = Ranks(state, calls, world_size=spec.world_size, backend=spec.backend, device=spec.device)
+    try:
+        with calls.exclusive():
+            calls.begin(range(spec.world_size))
+            task.advance("processes are up")
+            calls.join()
+            task.advance("the process group is joined")
+    except RankError as error:
+        ranks.close()
+        raise LaunchError(_why(error.causes[0])) from error
+    except BaseException:
+        ranks.close()
+        raise
     return ranks
 
 

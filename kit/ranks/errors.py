@@ -5,10 +5,19 @@ may not be picklable. The error raised from it puts the rank in front, shows the
 folds what merely followed; the long form of the remote traceback stays in `__cause__`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MAX_RANKS_SHOWN = 4
+
+
+_shown_as: Callable[[str], str] = str  # how a code file is named to the person
+
+
+def show_files_as(name: Callable[[str], str]) -> None:
+    """Name code files in errors by `name(file)` from now on; the magics name notebook cells by their number."""
+    global _shown_as
+    _shown_as = name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +30,7 @@ class Frame:
     code: str
 
     def __str__(self) -> str:
-        place = f"{self.file}, line {self.line}"
+        place = f"{_shown_as(self.file)}, line {self.line}"
         if self.function != "<module>":
             place += f", in {self.function}"
         return f"{place}: {self.code}" if self.code else place
@@ -74,6 +83,10 @@ class DeadRankError(RanksError):
 
 class RankNumberError(RanksError, ValueError):
     """A number that is no rank of the group."""
+
+
+class CellSyntaxError(RanksError):
+    """A cell that is no Python; it ran on no rank."""
 
 
 class LaunchError(RanksError):

@@ -8,6 +8,9 @@ A thin face on `Ranks.execute`. IPython is imported only when this module is, wh
 
 import linecache
 import re
+import sys
+import traceback
+from types import FrameType
 from typing import Any, cast
 
 from IPython.core.error import UsageError
@@ -15,7 +18,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from kit.ranks.engine import current
-from kit.ranks.errors import RanksError
+from kit.ranks.errors import CellSyntaxError, RanksError, show_files_as
 from kit.ranks.group import Ranks
 from kit.ranks.output import discard
 from kit.ranks.status import Status, status
@@ -66,9 +69,12 @@ class RanksMagics(Magics):
     def _execute(self, group: Ranks, cell: str, chosen: list[int] | None, arguments: Any) -> list[Any] | None:
         # The line of the magic counts: line numbers in errors are those of the notebook's cell.
         code = "\n" + cell
-        name = _cell_name(cast(Any, self.shell).execution_count, code)
+        name = _cell_name(self.shell, code)
         with group.output_to(discard if arguments.quiet else group.output):
-            values = group.execute(code, ranks=chosen, filename=name, timeout=arguments.timeout)
+            try:
+                values = group.execute(code, ranks=chosen, filename=name, timeout=arguments.timeout)
+            except SyntaxError as error:  # IPython would show the way through the kit
+                raise CellSyntaxError("".join(traceback.format_exception_only(error)).strip()) from None
         return None if all(value is None for value in values) else values
 
     def _group(self, name: str | None) -> Ranks:
@@ -101,14 +107,36 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def register(ipython: Any) -> None:
-    """Add the magics to an IPython shell."""
+    """Add the magics to an IPython shell, and name its cells in errors as it does."""
     ipython.register_magics(RanksMagics)
 
+    def name(file: str) -> str:
+        number = _number_of(ipython, file)
+        return f"<cell {number}>" if number else file
 
-def _cell_name(count: int, code: str) -> str:
-    """The name of a cell in tracebacks; a second one of the same count gets a number more."""
-    name, again = f"<cell {count}>", 1
+    show_files_as(name)
+
+
+def _number_of(shell: Any, file: str) -> str | None:
+    """The number of the notebook cell that a code file is; None for another file."""
+    found = shell.compile.format_code_name(file)  # ("Cell", "In[5]") for a cell
+    match = re.fullmatch(r"In\[(\d+)\]", found[1]) if found else None
+    return match[1] if match else None
+
+
+def _cell_name(shell: Any, code: str) -> str:
+    """The name in tracebacks of the cell that runs; a second text from the same cell gets a number more.
+
+    The shell's own count may stand at the next cell already, so the cell is looked for among the callers.
+    """
+    frame: FrameType | None = sys._getframe()
+    number: str | None = None
+    while frame is not None and number is None:
+        number = _number_of(shell, frame.f_code.co_filename)
+        frame = frame.f_back
+    first = name = f"<cell {number or shell.execution_count}>"
+    again = 1
     while name in linecache.cache and "".join(linecache.getlines(name)) != code:
         again += 1
-        name = f"<cell {count}.{again}>"
+        name = f"{first[:-1]}.{again}>"
     return name

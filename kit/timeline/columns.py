@@ -42,6 +42,7 @@ _CATEGORIES = {
     "cuda_sync": Category.SYNC,
 }  # fmt: skip
 _OLD_PROCESSES = {"CPU functions": Category.CPU_OP, "CUDA functions": Category.KERNEL}
+_NUMBERS = ("correlation", "external", "sequence", "elements_in", "elements_out", "copied_bytes")
 _MOST_NS = 1 << 62  # sums of two times stay inside int64
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[_\-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
@@ -82,12 +83,7 @@ def timeline_of(decoded: Decoded, path: Path, *, rank: int | None = None, strict
         "name": strings.of(event.name for event in events),
         "category": category,
         "lane": lanes.of((str(event.pid), str(event.tid)) for event in events),
-        "correlation": _integers(a.correlation for a in args),
-        "external": _integers(a.external for a in args),
-        "sequence": _integers(a.sequence for a in args),
-        "elements_in": _integers(a.elements_in for a in args),
-        "elements_out": _integers(a.elements_out for a in args),
-        "copied_bytes": _integers(a.copied_bytes for a in args),
+        **{name: _integers(getattr(a, name) for a in args) for name in _NUMBERS},
         "collective": _ids_where_text(strings, (a.collective for a in args)),
         "dtype": _ids_where_text(strings, (a.dtype for a in args)),
         "group": _group_column(groups, args),

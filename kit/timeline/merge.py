@@ -1,5 +1,6 @@
 """Join records of single ranks into one Timeline of all ranks."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -78,8 +79,11 @@ def _renumber(ids: NDArray[Any], moved: NDArray[np.int32]) -> NDArray[Any]:
 def _missing(parts: Sequence[Part]) -> tuple[str, ...]:
     """A word on ranks that the files say exist and that were not given."""
     world_size = max(part.world_size for part in parts)
-    absent = sorted(set(range(world_size)) - {part.rank for part in parts}) if parts[0].rank != UNKNOWN_RANK else []
-    if not absent or world_size > 1 << 20:
+    known = {part.rank for part in parts}
+    absent = world_size - sum(0 <= rank < world_size for rank in known)
+    if absent <= 0 or UNKNOWN_RANK in known:
         return ()
-    listed = ", ".join(map(str, absent[:_MOST_LISTED])) + (", ..." if len(absent) > _MOST_LISTED else "")
-    return (f"ranks missing: {len(absent)} of {world_size} ({listed}); waiting for them cannot be seen",)
+    # Only as many as are listed: a file may claim any world size.
+    first = list(itertools.islice((rank for rank in range(world_size) if rank not in known), _MOST_LISTED))
+    listed = ", ".join(map(str, first)) + (", ..." if absent > len(first) else "")
+    return (f"ranks missing: {absent} of {world_size} ({listed}); waiting for them cannot be seen",)

@@ -6,12 +6,12 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from kit.tuning.record import Measurement, Setting, TuneReport
-from widgets.tuner_picture import HEIGHT, WIDTH, draw, format_table
+from widgets.tuner_picture import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw, format_table
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def report(*rows: tuple[int, float, float]) -> TuneReport:
+def report(*rows: tuple[int, float, float], method: str = "predicted") -> TuneReport:
     """Rows of micro-batch, samples a second, peak MiB; no rate is a failure."""
     return TuneReport(
         global_batch=64,
@@ -22,7 +22,7 @@ def report(*rows: tuple[int, float, float]) -> TuneReport:
                 seconds_per_step=64 / rate if rate else 0.0,
                 samples_per_second=rate,
                 peak_bytes=int(mib * 2**20),
-                peak_method="predicted",
+                peak_method=method,
                 failure="" if rate else "out of memory & more",
             )
             for m, rate, mib in rows
@@ -54,7 +54,7 @@ def test_more_memory_is_further_right_and_more_samples_further_up() -> None:
 def test_throughput_starts_at_zero_so_heights_compare_as_rates() -> None:
     svg = draw(report((1, 100, 300), (2, 200, 320)), selected=Setting(micro_batch=1, accumulation=32))
     points = find_points(svg)
-    floor = HEIGHT - 60
+    floor = HEIGHT - BOTTOM
     assert (floor - points["2 ★"][1]) / (floor - points["1"][1]) == pytest.approx(2.0, abs=0.01)
 
 
@@ -62,8 +62,8 @@ def test_throughput_starts_at_zero_so_heights_compare_as_rates() -> None:
 def test_everything_stays_on_the_picture(rows: list[tuple[int, float, float]]) -> None:
     svg = draw(report(*rows), selected=Setting(micro_batch=1, accumulation=32))
     for x, y in find_points(svg).values():
-        assert 64 <= x <= WIDTH - 20
-        assert 24 <= y <= HEIGHT - 60
+        assert LEFT <= x <= WIDTH - RIGHT
+        assert TOP <= y <= HEIGHT - BOTTOM
     numbers = re.findall(r'<text x="([-\d.]+)" y="([-\d.]+)"', svg)
     assert len(numbers) > 4
     assert all(0 <= float(x) <= WIDTH and 0 <= float(y) <= HEIGHT for x, y in numbers)
@@ -77,7 +77,25 @@ def test_only_the_selected_point_has_a_ring() -> None:
 
 def test_the_axis_says_how_memory_was_found() -> None:
     svg = draw(report((1, 100, 300)), selected=Setting(micro_batch=1, accumulation=32))
-    assert "peak memory of the fullest rank, MiB (predicted)" in svg
+    assert "peak memory of the fullest rank, MiB</text>" in svg
+    assert ">(predicted)</text>" in svg
+
+
+def test_a_long_method_is_broken_into_lines_that_fit() -> None:
+    method = "liveness of the step's graph, predicted for the allocator's view of one step without fragmentation"
+    svg = draw(report((1, 100, 300), method=method), selected=Setting(micro_batch=1, accumulation=32))
+    lines = [str(text.text) for text in ET.fromstring(svg).iter(f"{SVG}text")]
+    assert any(line.startswith("(liveness") for line in lines)
+    assert any(line.endswith("fragmentation)") for line in lines)
+    assert max(map(len, lines)) <= 64
+
+
+def test_the_label_of_the_highest_point_touches_no_other_text() -> None:
+    svg = draw(report((1, 100, 300), (2, 101, 320)), selected=Setting(micro_batch=1, accumulation=32))
+    texts = [(str(t.text), float(t.get("y", ""))) for t in ET.fromstring(svg).iter(f"{SVG}text")]
+    (star,) = [y for words, y in texts if words == "2 ★"]
+    assert star >= 12
+    assert all(abs(y - star) >= 12 for words, y in texts if words.startswith(("number", "(", "peak")))
 
 
 def test_without_measurements_the_picture_says_so() -> None:

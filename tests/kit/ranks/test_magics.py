@@ -1,5 +1,6 @@
 """Cells that run on the ranks."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -7,20 +8,21 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from kit.ranks import magics
-from kit.ranks.errors import RankError, RanksError, RankTimeoutError
+from kit.ranks import errors, magics
+from kit.ranks.errors import CellSyntaxError, RankError, RanksError, RankTimeoutError
 from kit.ranks.group import Ranks
 
 Line = tuple[int, str, str]
 
 
 @pytest.fixture(scope="module")
-def shell() -> InteractiveShell:
+def shell() -> Iterator[InteractiveShell]:
     config = Config()
     config.HistoryManager.enabled = False
     shell = InteractiveShell(config=config)
     magics.register(shell)
-    return shell
+    yield shell
+    errors.show_files_as(str)
 
 
 def run(shell: InteractiveShell, text: str) -> Any:
@@ -72,6 +74,25 @@ def test_the_error_is_shown_short(shell: InteractiveShell, pair: Ranks, capsys: 
     assert "RankError: ranks 0, 1: ValueError: boom" in shown
     assert "magics.py" not in shown
     assert len(shown.strip().splitlines()) == 2
+
+
+def test_a_function_of_a_notebook_cell_is_named_by_its_cell(shell: InteractiveShell, pair: Ranks) -> None:
+    shell.user_ns["group"] = pair
+    with pytest.raises(RankError) as caught:
+        run(shell, "def inner():\n    return 1 / 0\n\ngroup.run(inner)")
+    assert str(caught.value).split("\n")[1] == f"    <cell {shell.execution_count}>, line 2, in inner: return 1 / 0"
+
+
+def test_a_cell_that_is_no_python_is_refused_briefly(shell: InteractiveShell, pair: Ranks) -> None:
+    with pytest.raises(CellSyntaxError) as caught:
+        run(shell, "%%ranks\nran = 1\nx = = 2")
+    assert str(caught.value).split("\n") == [
+        f'File "<cell {shell.execution_count}>", line 3',
+        "    x = = 2",
+        "        ^",
+        "SyntaxError: invalid syntax",
+    ]
+    assert pair.pull("'ran' in globals()") == [False, False]
 
 
 def test_a_named_group(shell: InteractiveShell, pair: Ranks) -> None:

@@ -49,6 +49,14 @@ def test_ranks_that_the_files_speak_of_but_that_are_not_there_are_named(write: W
     assert merge(records).notes == (note, *(n for n in records[0].notes if not n.startswith("ranks missing")))[::-1]
 
 
+def test_a_file_may_claim_any_world_size(write: Write, span: Span) -> None:
+    timeline = read(write([span("kernel", "a", 1, 1)], rank=1, world_size=2**40))
+    assert (
+        f"ranks missing: {2**40 - 1} of {2**40} (0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, ...); "
+        "waiting for them cannot be seen"
+    ) in timeline.notes
+
+
 def test_nothing_to_merge_is_an_error() -> None:
     with pytest.raises(TraceError, match="got no timeline"):
         merge([])
