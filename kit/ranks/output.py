@@ -119,9 +119,9 @@ class Output:
         with self._changed:
             if self._closed:
                 return
+            os.write(self._stop_write, b"x")  # while the reader cannot end yet: it closes this descriptor
             self._closed = True
             self._changed.notify_all()
-        os.write(self._stop_write, b"x")
         if threading.current_thread() is not self._thread:  # a finalizer may run in any thread
             self._thread.join()
 

@@ -84,6 +84,9 @@ class Worker:
     def _run(self, command: Command, value: wire.Frames) -> tuple[Any, Failure | None]:
         try:
             with self._guard.command(command.number):
+                # The epoch may have ended before this rank began: then the watchdog saw nothing to stop.
+                if command.kind is Kind.CALL and self._guard.abort_of(command.epoch) is not None:
+                    return None, None
                 try:
                     self._in_user_code = True
                     return self._do(command, value), None

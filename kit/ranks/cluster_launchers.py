@@ -1,0 +1,138 @@
+"""Settings of ipyparallel's launchers for each kind of cluster, and how their jobs fare."""
+
+import contextlib
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from kit.ranks.cluster_options import ClusterOptions
+
+_ASK_SECONDS = 1.0
+_LOG_LINES = 12
+_GONE = ("", "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+
+
+def make_folder(options: ClusterOptions) -> str:
+    """A new folder for the files of a cluster; under the home folder when other machines must see it."""
+    parent: Path | None = Path(options.folder).expanduser() if options.folder else None
+    if parent is None and options.engine != "ipyparallel":
+        parent = Path.home() / ".cache" / "static-graph-kit"
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    return tempfile.mkdtemp(prefix="kit-cluster-", dir=parent)
+
+
+def cluster_config(options: ClusterOptions) -> Any:
+    """The traitlets configuration of a Cluster."""
+    from traitlets.config import Config
+
+    config = Config()
+    if options.engine == "slurm":
+        config.SlurmEngineSetLauncher.batch_template = slurm_template(options)
+    elif options.engine == "ssh":
+        config.SSHEngineSetLauncher.engines = dict(options.hosts)
+        config.SSHLauncher.ssh_args = ["-tt", *options.ssh_args]
+        config.SSHLauncher.scp_args = list(options.ssh_args)
+        if options.remote_python:
+            config.SSHLauncher.remote_python = options.remote_python
+    elif options.engine == "mpi":
+        config.MPILauncher.mpi_cmd = [options.mpi_command]
+        config.MPILauncher.mpi_args = list(options.mpi_args)
+    return config
+
+
+def slurm_template(options: ClusterOptions) -> str:
+    """The batch script of the engines, one task each; ipyparallel fills in the words in braces.
+
+    An engine that ends takes no other along: neither it nor a lost node ends the job.
+    """
+    asked = {
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "time": options.time_limit,
+    }
+    lines = [f"--{name}={value}" for name, value in asked.items() if value]
+    lines += options.sbatch
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            "#SBATCH --export=ALL",
+            "#SBATCH --job-name=kit-ranks",
+            "#SBATCH --ntasks={n}",
+            "#SBATCH --no-kill",
+            "#SBATCH --open-mode=append",
+            "#SBATCH --output={output_file}",
+            *(f"#SBATCH {line}".replace("{", "{{").replace("}", "}}") for line in lines),
+            # srun does not take over --cpus-per-task from sbatch since Slurm 22.05
+            "exec srun --no-kill --kill-on-bad-exit=0 --wait=0 "
+            "${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} {program_and_args}",
+            "",
+        ]
+    )
+
+
+class Jobs:
+    """The sets of engines of a cluster: processes of this machine, or jobs in a queue."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+        self._asked_at = 0.0
+        self._states: dict[str, str] = {}
+
+    def trouble(self) -> str:
+        """A sentence when engines that are waited for have ended; "" while there is hope."""
+        ended = [engines for engines in self._cluster.engines.values() if engines.state == "after"]
+        if ended:
+            return f"the engines have ended instead of starting ({ended[-1].stop_data})"
+        for job, state in self._ask().items():
+            if state.split()[0] in _GONE if state else True:
+                return f"Slurm job {job} of the engines has ended ({state or 'it left the queue'})"
+        return ""
+
+    def waiting(self) -> str:
+        """What jobs wait for, as in "; Slurm job 7 is PENDING (Resources)"."""
+        return "".join(f"; Slurm job {job} is {state}" for job, state in self._ask().items() if state)
+
+    def log_tail(self) -> str:
+        """The last lines that the newest engines wrote."""
+        engines = list(self._cluster.engines.values())
+        if not engines:
+            return ""
+        with contextlib.suppress(OSError):
+            lines = Path(engines[-1].output_file).read_text(errors="replace").splitlines()[-_LOG_LINES:]
+            return "\nIts last lines:\n" + "\n".join(lines) if lines else ""
+        return ""
+
+    def await_end(self, seconds: float) -> None:
+        """Wait until cancelled jobs have left the queue."""
+        deadline = time.monotonic() + seconds
+        while self._states and time.monotonic() < deadline:
+            self._asked_at = 0.0
+            if all(not state or state.split()[0] in _GONE for state in self._ask().values()):
+                return
+            time.sleep(0.1)
+
+    def _ask(self) -> dict[str, str]:
+        """State of every Slurm job, "" when it is not in the queue; asks once a second."""
+        now = time.monotonic()
+        if now - self._asked_at < _ASK_SECONDS:
+            return self._states
+        self._asked_at = now
+        jobs = {engines.job_id for engines in self._cluster.engines.values() if _is_slurm(engines)}
+        for job in jobs | set(self._states):
+            asked = subprocess.run(
+                ["squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T %r"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            state, _, why = asked.stdout.strip().partition(" ")
+            self._states[job] = f"{state} ({why})" if why not in ("", "None") else state
+        return self._states
+
+
+def _is_slurm(engines: Any) -> bool:
+    return type(engines).__name__.startswith("Slurm") and bool(engines.job_id)
