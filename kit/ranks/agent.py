@@ -24,9 +24,10 @@ _SECRET_NAMES = ("IPP_CONNECTION_INFO",)  # of the engine; ranks have no use for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an engine runs: host name, cores it may use, the GPUs it is shown ("" when nothing restricts them)."""
+    """Where an engine runs: host name, Python, cores it may use, the GPUs it is shown ("" when all)."""
 
     host: str
+    python: tuple[int, int]
     cores: tuple[int, ...]
     visible_gpus: str
 
@@ -59,6 +60,7 @@ def prepare() -> Place:
     forkserver.server().wait_ready()
     return Place(
         host=socket.gethostname(),
+        python=sys.version_info[:2],
         cores=tuple(sorted(os.sched_getaffinity(0))),
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
     )

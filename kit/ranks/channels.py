@@ -60,8 +60,8 @@ class Landing:
 
     def accept(
         self, wanted: Sequence[Label], *, seconds: float, still: Callable[[], None] | None = None
-    ) -> dict[Channel, socket.socket]:
-        """The wanted connections by channel. `still()` is called while waiting and may raise to give up.
+    ) -> dict[Label, socket.socket]:
+        """The wanted connections. `still()` is called while waiting and may raise to give up.
 
         Strangers and wrong secrets are dropped. Raises `NoConnectionError` when time is over.
         """
@@ -88,7 +88,7 @@ class Landing:
             for connection in found.values():
                 connection.close()
             raise
-        return {label.channel: connection for label, connection in found.items()}
+        return found
 
     def _greet(self, connection: socket.socket) -> Label | None:
         """The label of a connection that knows the secret; None for another."""

@@ -28,7 +28,9 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -43,7 +45,7 @@ from kit.ranks.channels import OF_A_RANK, Label, Landing, NoConnectionError
 from kit.ranks.cluster_options import ClusterOptions
 from kit.ranks.errors import LaunchError
 from kit.ranks.forkserver import RankProcess
-from kit.ranks.spec import Spec
+from kit.ranks.spec import Spec, variables
 from kit.ranks.zygote import receive_pickle, send_pickle
 
 MAX_THREADS = 8
@@ -64,11 +66,20 @@ class FarProcess(RankProcess):
     def reap(self) -> int:
         """The exit code; call it when `status` is readable."""
         if self.exit_code is None:
-            code = RankProcess.reap(self)
-            if self.told is False:
-                self.how = f"its engine {self.engine} on {self.host}, or that machine, is gone"
-            return code
+            self.exit_code = -signal.SIGKILL
+            self.how = f"its engine {self.engine} on {self.host} is gone, or that machine"
+            with contextlib.suppress(OSError, struct.error):
+                (self.exit_code,) = struct.unpack("<i", os.read(self.status.fileno(), 4))
+                self.how = ""
         return self.exit_code
+
+
+class _EngineGoneError(Exception):
+    """An engine is not there any more."""
+
+
+class _AnsweredEarlyError(Exception):
+    """A request was answered before what it should bring about was seen."""
 
 
 class Engines:
@@ -91,6 +102,7 @@ class Engines:
                 start_new_session=True,  # a Ctrl-C in the terminal is the notebook's
             )
         self._places: dict[int, Place] = {}
+        self._lifelines: list[socket.socket] = []
         self._lives = 0
         self.engine_of: dict[int, int] = {}  # rank -> engine id, as it is now
 
@@ -108,28 +120,51 @@ class Engines:
         self._ask("open", self._options, self._world_size, self._connection, self._dial)
         import torch.distributed  # noqa: F401  # imported here while the cluster starts
 
-        self._places = self._answer(task, lifelines=self._connection is None)
-        self.engine_of = dict(enumerate(_by_host(self._places)))
+        self._take_in(self._answer(task))
+        self.engine_of = dict(enumerate(_host_by_host(self._places)))
 
     def start(self, spec: Spec) -> FarProcess:
         """Start a rank on its engine, on a new one when that is gone. Raises `LaunchError`."""
-        engine = self.engine_of[spec.rank]
         try:
-            return self._start_on(engine, spec)
+            return self._start_on(self.engine_of[spec.rank], spec)
         except _EngineGoneError:
-            used = tuple(self.engine_of.values())
-            self._ask("add", used)
-            added = self._answer(lifelines=self._connection is None)
-            self._places |= added
+            self._ask("add", tuple(self.engine_of.values()))
+            added = self._answer()
+            self._take_in(added)
             (self.engine_of[spec.rank],) = added
             return self._start_on(self.engine_of[spec.rank], spec)
 
+    def close(self) -> None:
+        """Stop the cluster, unless it is the person's own."""
+        self._link.close()
+        for line in self._lifelines:
+            line.close()
+        self._landing.close()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _take_in(self, places: dict[int, Place]) -> None:
+        """Note where engines are; those of a cluster of ours hold a connection and end with it."""
+        self._places |= places
+        for engine, place in places.items():
+            if place.python != sys.version_info[:2]:
+                raise LaunchError(
+                    f"engine {engine} on {place.host} runs Python {'.'.join(map(str, place.python))}, the notebook "
+                    f"{'.'.join(map(str, sys.version_info[:2]))}; expected the same, since functions are sent as code"
+                )
+        if self._connection is None:
+            labels = [Label(number=engine, life=0, channel="life") for engine in places]
+            self._lifelines += self._landing.accept(labels, seconds=_CONNECT_SECONDS).values()
+
     def _start_on(self, engine: int, spec: Spec) -> FarProcess:
         self._lives += 1
-        local = replace(spec, **self._local_numbers(spec.rank))
+        local = self._placed(spec)
         order = Order(
             spec=local,
-            environment=self._environment(local),
+            environment=variables(local, interface=self._options.interface),
             folder=str(Path.cwd()),
             path=tuple(sys.path),
             dial=self._dial,
@@ -138,7 +173,7 @@ class Engines:
         self._ask("run", engine, agent.start, (order,))
         labels = [Label(number=spec.rank, life=self._lives, channel=channel) for channel in OF_A_RANK]
         try:
-            ends = self._landing.accept(labels, seconds=_CONNECT_SECONDS, still=self._fail_early)
+            found = self._landing.accept(labels, seconds=_CONNECT_SECONDS, still=self._fail_early)
         except NoConnectionError as error:
             raise LaunchError(
                 f"engine {engine} on {self._places[engine].host} did not reach the notebook: {error}. Expected "
@@ -148,8 +183,69 @@ class Engines:
             self._answer()  # says why
             raise LaunchError(f"engine {engine} started rank {spec.rank} without connections") from None
         pid = self._answer()
+        ends = {label.channel: connection for label, connection in found.items()}
         return FarProcess(
             rank=spec.rank, pid=pid, connection=Connection(ends["control"].detach()),
             status=Connection(ends["status"].detach(), writable=False), crash=ends["crash"].detach(),
             out=ends["out"].detach(), err=ends["err"].detach(), host=self._places[engine].host, engine=engine,
         )  # fmt: skip
+
+    def _placed(self, spec: Spec) -> Spec:
+        """The spec with this rank's number among the ranks that share its machine and see the same GPUs, and threads."""
+        places = {rank: self._places[engine] for rank, engine in self.engine_of.items()}
+        here = places[spec.rank]
+        beside = [r for r, place in places.items() if (place.host, place.visible_gpus) == (here.host, here.visible_gpus)]
+        sharing = sum((place.host, place.cores) == (here.host, here.cores) for place in places.values())
+        return replace(
+            spec,
+            local_rank=beside.index(spec.rank),
+            local_world_size=len(beside),
+            threads=spec.threads or max(1, min(MAX_THREADS, len(here.cores) // sharing)),
+        )
+
+    def _ask(self, verb: str, *arguments: Any) -> None:
+        try:
+            send_pickle(self._link, (verb, arguments))
+        except OSError as error:
+            raise LaunchError(f"the process that holds the cluster is gone ({error}); call kit.launch again") from error
+
+    def _answer(self, task: progress.Task | None = None) -> Any:
+        """The answer to the last request. Raises `LaunchError`, and `_EngineGoneError`."""
+        said = ""
+        while True:
+            try:
+                kind, value = receive_pickle(self._link)
+            except (EOFError, OSError) as error:
+                raise LaunchError(
+                    f"the process that holds the cluster ended ({error}); call kit.launch again"
+                ) from error
+            if kind == "done":
+                return value
+            if kind == "gone":
+                raise _EngineGoneError(value)
+            if kind == "failed":
+                raise LaunchError(value)
+            if task is not None and value != said:
+                said = value
+                task.advance(said, by=0)
+
+    def _fail_early(self) -> None:
+        if select.select([self._link], [], [], 0)[0]:
+            raise _AnsweredEarlyError
+
+
+def connection_of(cluster: Any) -> dict[str, Any]:
+    """How to reach the controller of a person's own Cluster. Raises `LaunchError` when it does not run."""
+    if getattr(cluster, "controller", None) is None:
+        raise LaunchError(
+            "the given ipyparallel Cluster is not running; expected one with a controller and an engine for each "
+            "rank. Call cluster.start_cluster_sync(n=2) first."
+        )
+    connection: dict[str, Any] = json.loads(Path(cluster.controller.connection_files["client"]).read_text())
+    return connection
+
+
+def _host_by_host(places: dict[int, Place]) -> list[int]:
+    """Engine ids in the order of their ranks: ranks of one machine stand together."""
+    hosts = list(dict.fromkeys(place.host for place in places.values()))
+    return sorted(places, key=lambda engine: (hosts.index(places[engine].host), engine))

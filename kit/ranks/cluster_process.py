@@ -95,7 +95,7 @@ class _Keeper:
             self._client = ipyparallel.Client(connection)
         else:
             self._say("starting ipyparallel's controller")
-            self._start_cluster(ipyparallel, n)
+            self._start_cluster(ipyparallel, options, n)
         self._await_engines(n)
         return self._prepare(sorted(self._client.ids)[:n])
 
@@ -122,22 +122,19 @@ class _Keeper:
 
     # ---- how ------------------------------------------------------------------------------------------------
 
-    def _start_cluster(self, ipyparallel: Any, n: int) -> None:
-        assert_options = self._options
-        if assert_options is None:
-            raise ClusterError("the cluster has no options")
-        self._folder = make_folder(assert_options)
+    def _start_cluster(self, ipyparallel: Any, options: ClusterOptions, n: int) -> None:
+        self._folder = make_folder(options)
         os.environ["IPYTHONDIR"] = self._folder
         os.chdir(self._folder)
-        engines = "local" if assert_options.engine == "ipyparallel" else assert_options.engine
+        engines = "local" if options.engine == "ipyparallel" else options.engine
         self._cluster = ipyparallel.Cluster(
             engines=engines,
             n=n,
             cluster_id="kit",
             profile_dir=self._folder,
-            controller_ip=assert_options.host,
+            controller_ip=options.host,
             controller_args=_curve_arguments(),
-            config=cluster_config(assert_options),
+            config=cluster_config(options),
             delay=0.0,
             load_profile=False,
             shutdown_atexit=False,
