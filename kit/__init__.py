@@ -1,7 +1,7 @@
 """An interactive kit for distributed static-graph training with PyTorch.
 
 The public names are resolved when they are first used, so `import kit` is quick and does not
-import torch. In a notebook, `%load_ext kit` adds the `%%ranks` magics and shows progress.
+import torch. In a notebook, `%load_ext kit` adds the `%%ranks` magics and lets records show themselves.
 """
 
 from importlib import import_module
@@ -68,7 +68,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """What `%load_ext kit` does: magics, progress, and pictures for records."""
+    """What `%load_ext kit` does: magics, and pictures for records."""
     from kit.display import register as register_pictures
     from kit.ranks.magics import register as register_magics
 

@@ -33,6 +33,12 @@ def axis_of(strategy: Strategy, mesh: DeviceMesh | None, device: torch.device) -
             "no process group exists in this process; a step runs on ranks: use kit.launch(2) and a "
             "%%ranks cell, or torchrun with torch.distributed.init_process_group()"
         )
+    if device.type == "cuda" and "nccl" not in str(dist.get_backend()):
+        raise StrategyError(
+            f"the model is on {device} and the group's backend is {dist.get_backend()}, whose functional collectives "
+            "crash on GPU tensors (torch 2.11); start the ranks with kit.launch(n, backend='nccl', device='cuda'), one "
+            "GPU a rank, or put the model on the CPU"
+        )
     if mesh is None:
         mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
     names = mesh.mesh_dim_names or ()

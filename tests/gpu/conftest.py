@@ -1,10 +1,10 @@
-"""Groups of ranks on GPUs: one NCCL rank, two gloo ranks that share a GPU, two NCCL ranks with one each."""
+"""Groups of NCCL ranks, each on its own GPU: one rank, and two."""
 
 import sys
 
 import pytest
 
-GROUPS = {"nccl-1": (1, "nccl"), "gloo-2": (2, "gloo"), "nccl-2": (2, "nccl")}
+GROUPS = {"nccl-1": 1, "nccl-2": 2}
 
 
 def pytest_collection_modifyitems(items):
@@ -19,16 +19,15 @@ def gpu_ranks(request):
     import small_models
     import torch
 
-    world_size, backend = GROUPS[request.param]
-    needed = world_size if backend == "nccl" else 1
-    if torch.cuda.device_count() < needed:
-        pytest.skip(f"{torch.cuda.device_count()} GPUs here, {request.param} needs {needed}")
+    world_size = GROUPS[request.param]
+    if torch.cuda.device_count() < world_size:
+        pytest.skip(f"{torch.cuda.device_count()} GPUs here, {request.param} needs {world_size}")
     from kit.ranks import launch
 
     modules = [small_models, sys.modules[request.module.__name__]]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
-    with launch(world_size, backend=backend, device="cuda") as ranks:
+    with launch(world_size, backend="nccl", device="cuda") as ranks:
         yield ranks
     for module in modules:
         cloudpickle.unregister_pickle_by_value(module)

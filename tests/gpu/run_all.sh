@@ -17,4 +17,4 @@ run() {
   timeout 150 python3 -m papermill -k python3 --cwd notebooks notebooks/01_quickstart.ipynb "$out/quickstart_$1.ipynb" \
     --log-output --no-progress-bar -p device cuda -p backend "$2" -p world_size "$3" 2>&1 | grep -v select_algorithm | tail -45
 }
-[ "$gpus" -ge 2 ] && run nccl_2 nccl 2 || { run nccl_1 nccl 1; run gloo_2 gloo 2; }
+run "nccl_$gpus" nccl "$((gpus > 2 ? 2 : gpus))"

@@ -107,3 +107,24 @@ def test_adamw_in_float64_equals_one_process_to_1e_9(gpu_ranks, strategy, execut
         assert loss < 1e-9
         assert parameters < 1e-9
         assert known > 0.75  # the backward runs on another thread than on the CPU and is mapped all the same
+
+
+def refused():
+    torch.manual_seed(0)
+    model = GPT().cuda()
+    ids = torch.randint(0, 61, (4, 17)).cuda()
+    try:
+        compile_step(model, torch.optim.AdamW(model.parameters()), next_token_loss, (ids[:, :-1], ids[:, 1:]))
+    except ValueError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def test_gloo_ranks_that_share_a_gpu_are_refused_before_they_crash():
+    if not torch.cuda.device_count():
+        pytest.skip("0 GPUs here, this needs 1")
+    from kit.ranks import launch
+
+    with launch(2, backend="gloo", device="cuda") as ranks:
+        for text in ranks.run(refused):
+            assert text.startswith("the model is on cuda:0 and the group's backend is gloo")
