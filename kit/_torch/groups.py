@@ -6,6 +6,7 @@ which torch offers for NCCL only, and about knowing what belongs to it.
 
 import os
 import socket
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -87,11 +88,25 @@ def drop_groups() -> None:
         distributed_c10d._abort_process_group()
 
 
+_before_abort: "weakref.WeakSet[Callable[[], None]]" = weakref.WeakSet()
+
+
+def before_abort(tell: Callable[[], None]) -> None:
+    """Call `tell` right before communicators are aborted, as long as somebody holds it.
+
+    What waits for an aborted NCCL collective goes on with undefined values: who keeps tensors must note now what is
+    done.
+    """
+    _before_abort.add(tell)
+
+
 def abort_groups() -> None:
     """Abort every communicator inside one bracket, keeping torch's Python state.
 
     Without the bracket aborting one may wait for a kernel of another (pytorch issue 119797).
     """
+    for tell in list(_before_abort):
+        tell()
     world = distributed_c10d._world
     groups = sorted(world.pg_names, key=lambda group: world.pg_names[group], reverse=True)
     with _bracket(groups):

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -18,14 +19,16 @@ from kit.graph.record import Graph
 from kit.step.agreement import require_same_graph
 from kit.step.guard import Guard, guard_of
 from kit.step.inputs import Inputs, batch_tensors, inputs_of
+from kit.step.life import Life, require_same_step
 from kit.step.mesh import Axis, axis_of
 from kit.step.passes.bucket import bucket_gathers, bucket_reductions
 from kit.step.passes.proof import Pass, apply_pass
 from kit.step.passes.reshard import reshard_after_forward
-from kit.step.placement import full_value, place
+from kit.step.placement import full_value, place, rebind
 from kit.step.plan import plan_of
 from kit.step.record import Plan
-from kit.step.strategy import FSDP, Strategy, strategy_of
+from kit.step.state import show_state
+from kit.step.strategy import FSDP, Strategy, StrategyError, strategy_of
 from kit.step.trace import Loss, Traced, trace_step
 
 
@@ -62,23 +65,59 @@ class CompiledStep:
         plan: Plan,
         stages: Sequence[Stage],
         optimizer: torch.optim.Optimizer,
+        strategy: Strategy,
+        over_all_ranks: bool,
     ) -> None:
         self._inputs = inputs
         self._axis = axis
         self._guard = guard
         self._run = run
         self._optimizer = optimizer
+        self._strategy = strategy
+        self._over_all_ranks = over_all_ranks
         self._held = inputs.held()
+        self._life = Life(is_cuda=self._held[0].is_cuda)
         self.plan = plan
         self.stages = tuple(stages)
 
     def __call__(self, *window: Any) -> torch.Tensor:
-        """Run one step on a window of micro-batches; returns the loss over all ranks."""
+        """Run one step on a window of micro-batches; returns the loss over all ranks.
+
+        Raises `GuardError` for a call the graph was not traced for, and `InterruptedStepError` when ranks were
+        stopped at different steps. An interrupt during a step is raised at its end.
+        """
         self._guard.require(window)
+        if self._life.world is not dist.group.WORLD:
+            self._rebind()
         for rate, group in zip(self._inputs.rates, self._optimizer.param_groups, strict=True):
             rate.fill_(float(group["lr"]))
-        with torch.no_grad():
+        with torch.no_grad(), self._life.step():
             return self._run(*self._held, *batch_tensors(window))  # type: ignore[no-any-return]
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that this rank has finished since it was compiled."""
+        return self._life.done
+
+    def _rebind(self) -> None:
+        """Go on in the group that is there now. A collective call."""
+        if not self._over_all_ranks:
+            raise StrategyError(
+                "this step was compiled over a mesh whose process group is gone; make the mesh again and call "
+                "kit.compile_step(..., mesh=mesh) again: parameters and optimizer state are kept"
+            )
+        axis = axis_of(self._strategy, None, self._held[0].device)
+        if axis.group != self._axis.group or axis.size != self._axis.size:
+            raise StrategyError(
+                f"the step's graph sends over group {self._axis.group!r} of {self._axis.size} ranks, the group that is "
+                f"there now is {axis.group!r} of {axis.size}; call kit.compile_step again: parameters are kept"
+            )
+        self._axis = axis
+        placement = rebind(self._guard.model, self._optimizer, self._axis)
+        for slot, state in zip(placement.slots, self._inputs.states, strict=True):
+            show_state(self._optimizer, slot, state, self._axis)
+        require_same_step(self._life, self._axis)
+        self._life.world = dist.group.WORLD
 
     def __repr__(self) -> str:
         return f"CompiledStep({self.plan!r})"
@@ -168,6 +207,8 @@ def compile_step(
         plan=plan,
         stages=stages,
         optimizer=optimizer,
+        strategy=chosen,
+        over_all_ranks=mesh is None,
     )
 
 

@@ -7,11 +7,12 @@ equal rows: then every rank runs the same graph, and only the view that the user
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from kit._torch import collectives
@@ -42,10 +43,16 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Placement:
-    """The slots of a model in the order of `named_parameters`, tied weights once."""
+    """The slots of a model in the order of `named_parameters`, tied weights once.
+
+    `mesh` and `world`: the mesh of the shards, and the group of all ranks it was made in; after a
+    rejoin that group is another one and the shards must be bound to a new mesh.
+    """
 
     strategy: type
     axis_size: int
+    mesh: DeviceMesh
+    world: object
     slots: tuple[Slot, ...]
 
 
@@ -67,7 +74,7 @@ def place(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy
                 f"{type(strategy).__name__} over {axis.size} was asked for; build a fresh model for it"
             )
         _require_known(optimizer, known)
-        return known
+        return known if known.mesh == axis.mesh and known.world is dist.group.WORLD else rebind(model, optimizer, axis)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), group=axis.mesh.get_group(), group_src=0)
@@ -76,8 +83,23 @@ def place(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy
         if parameter.requires_grad:
             sharded = isinstance(strategy, FSDP) and parameter.dim() > 0
             slots.append(_shard(name, parameter, axis) if sharded else _keep(name, parameter))
-    placement = Placement(strategy=type(strategy), axis_size=axis.size, slots=tuple(slots))
+    placement = Placement(
+        strategy=type(strategy), axis_size=axis.size, mesh=axis.mesh, world=dist.group.WORLD, slots=tuple(slots)
+    )
     _require_optimizer(optimizer, model)
+    _publish(model, optimizer, placement)
+    _placements[model] = placement
+    return placement
+
+
+def rebind(model: nn.Module, optimizer: torch.optim.Optimizer, axis: Axis) -> Placement:
+    """Bind a placed model to the mesh of a new process group; values and optimizer state are kept."""
+    known = _placements[model]
+    slots = tuple(
+        replace(slot, public=_public(slot.local, slot.public, slot.shape, axis)) if slot.sharded else slot
+        for slot in known.slots
+    )
+    placement = replace(known, mesh=axis.mesh, world=dist.group.WORLD, slots=slots)
     _publish(model, optimizer, placement)
     _placements[model] = placement
     return placement
@@ -100,15 +122,17 @@ def _shard(name: str, parameter: nn.Parameter, axis: Axis) -> Slot:
     begin, end = (min(parameter.shape[0], rows * i) for i in (axis.index, axis.index + 1))
     local = parameter.new_zeros((rows, *parameter.shape[1:]), requires_grad=False)
     local[: end - begin] = parameter.detach()[begin:end]
+    public = _public(local, parameter, parameter.shape, axis)
+    return Slot(name=name, shape=parameter.shape, local=local, public=public, sharded=True)
+
+
+def _public(local: torch.Tensor, parameter: nn.Parameter, shape: torch.Size, axis: Axis) -> nn.Parameter:
+    """What the module shows of a shard: a DTensor over the rows that are no padding."""
+    rows = max(0, min(shape[0] - axis.index * local.shape[0], local.shape[0]))
     whole = DTensor.from_local(
-        local[: end - begin],
-        axis.mesh,
-        [Shard(0)],
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
+        local[:rows], axis.mesh, [Shard(0)], run_check=False, shape=shape, stride=parameter.stride()
     )
-    return Slot(name=name, shape=parameter.shape, local=local, public=nn.Parameter(whole), sharded=True)
+    return nn.Parameter(whole)
 
 
 def _publish(model: nn.Module, optimizer: torch.optim.Optimizer, placement: Placement) -> None:

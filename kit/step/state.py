@@ -16,7 +16,7 @@ from kit.step.update import Rule, new_state
 
 State = dict[str, torch.Tensor]
 
-# The padded local tensors behind the DTensors of an optimizer's state, by id of the parameter.
+# The padded local tensors behind the DTensors of an optimizer's state, by id of the slot's local tensor.
 _locals: "weakref.WeakKeyDictionary[Optimizer, dict[int, State]]" = weakref.WeakKeyDictionary()
 
 
@@ -28,16 +28,21 @@ def state_of(optimizer: Optimizer, rule: Rule, slot: Slot, axis: Axis) -> State:
     if not rule.state_names:
         return {}
     held = _locals.setdefault(optimizer, {})
-    known = held.get(id(slot.public))
-    if known is not None and set(known) == set(rule.state_names):
-        return dict(known)
-    state = new_state(rule, slot.local)
-    for name, value in optimizer.state.get(slot.public, {}).items():
-        if name in state and value is not None:
-            _take_over(state[name], torch.as_tensor(value), slot, axis)
-    optimizer.state[slot.public] = {name: _shown(tensor, slot, axis) for name, tensor in state.items()}
-    held[id(slot.public)] = state
+    state = held.get(id(slot.local))
+    if state is None or set(state) != set(rule.state_names):
+        state = new_state(rule, slot.local)
+        for name, value in optimizer.state.get(slot.public, {}).items():
+            if name in state and value is not None:
+                _take_over(state[name], torch.as_tensor(value), slot, axis)
+        held[id(slot.local)] = state
+    show_state(optimizer, slot, state, axis)
     return dict(state)
+
+
+def show_state(optimizer: Optimizer, slot: Slot, state: State, axis: Axis) -> None:
+    """Let `optimizer.state` show a slot's state, over the mesh of `axis` where it is sharded."""
+    if state:
+        optimizer.state[slot.public] = {name: _shown(tensor, slot, axis) for name, tensor in state.items()}
 
 
 def _take_over(local: torch.Tensor, value: torch.Tensor, slot: Slot, axis: Axis) -> None:
