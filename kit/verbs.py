@@ -8,9 +8,13 @@ ranks and their records come back. Arguments that live on the ranks are named as
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kit.compare import Difference, differences
+from kit.comparison import Comparison, Difference, differences
 from kit.graph.capture import capture as _capture
 from kit.graph.capture_record import Capture
+from kit.graph.record import Graph
+from kit.graph.table import ChangeRow
+from kit.graph.table import compare as changes
+from kit.graph.words import bytes_text
 from kit.partition.cut import cut as cut
 from kit.ranks import RankError, Ranks, Remote, current, in_rank, rank_device
 from kit.step import compiled
@@ -104,9 +108,20 @@ def tune(
     return report_of(global_batch, group.world_size, measured(chosen, measure, failures=(RankError,)))
 
 
-def compare(left: Any, right: Any) -> tuple[Difference, ...]:
-    """What differs between two records of one kind, largest first."""
-    return differences(left, right)
+def compare(left: Any, right: Any) -> Comparison:
+    """What differs between two records of one kind.
+
+    Two graphs are compared by what they hold (nodes, collectives, bytes), any other two field by field.
+    """
+    if isinstance(left, Graph) and isinstance(right, Graph):
+        rows = tuple(_change(row) for row in changes(left, right) if row.before != row.after)
+        return Comparison(kind="Graph", rows=rows)
+    return Comparison(kind=type(left).__name__, rows=differences(left, right))
+
+
+def _change(row: ChangeRow) -> Difference:
+    show = bytes_text if "bytes" in row.what else "{:,}".format
+    return Difference(field=row.what, left=show(row.before), right=show(row.after))
 
 
 def _group(verb: str, *arguments: Any) -> Ranks:

@@ -300,3 +300,10 @@ def run_python(code: str) -> str:
     return subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     ).stdout
+
+
+def test_no_module_hides_a_public_name() -> None:
+    import kit
+
+    modules = {path.stem for path in (ROOT / "kit").glob("*.py")} | {path.name for path in (ROOT / "kit").iterdir()}
+    assert not modules & set(kit.__all__)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kit.archive import RECORDS, ArchiveError, load, save
-from kit.compare import differences
+from kit.comparison import differences
 from kit.graph.record import Graph, Kind, Phase
 from kit.step.record import Plan, Send
 from kit.tuning.record import Measurement, Setting, TuneReport

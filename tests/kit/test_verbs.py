@@ -98,3 +98,17 @@ def test_every_public_name_resolves():
 def test_an_unknown_name_lists_the_public_ones():
     with pytest.raises(AttributeError, match="module 'kit' has no attribute 'lunch'; it has DDP, FSDP"):
         kit.lunch  # noqa: B018
+
+
+def test_two_graphs_are_compared_by_what_they_hold(ranks2):
+    def stages():
+        torch.manual_seed(0)
+        model = GPT()
+        step = kit.compile_step(model, torch.optim.SGD(model.parameters(), lr=0.1), next_token_loss, batch())
+        return step.stages[1].graph, step.graph
+
+    before, after = ranks2.run(stages)[0]
+    found = {row.field: (row.left, row.right) for row in kit.compare(before, after)}
+    assert found["all_reduce"] == (str(len(list(GPT().parameters())) + 1), "2")
+    assert "<td" in kit.compare(before, after)._repr_html_()
+    assert not kit.compare(before, before)

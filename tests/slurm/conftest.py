@@ -48,7 +48,8 @@ KillWait=5
 MinJobAge=300
 SchedulerParameters=sched_interval=1
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
-NodeName=localhost NodeAddr=127.0.0.1 CPUs={cores} RealMemory=2048 State=UNKNOWN
+SlurmdParameters=config_overrides
+NodeName=localhost NodeAddr=127.0.0.1 CPUs=8 RealMemory=2048 State=UNKNOWN
 PartitionName=debug Nodes=localhost Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -73,7 +74,7 @@ class Slurm:
             (self.folder / name).mkdir(mode=0o700)
         controller_port, node_port = free_ports(2)
         settings = {"d": self.folder, "controller_port": controller_port, "node_port": node_port}
-        (self.folder / "slurm.conf").write_text(CONF.format(cores=os.cpu_count(), **settings))
+        (self.folder / "slurm.conf").write_text(CONF.format(**settings))
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(1024))

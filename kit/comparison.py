@@ -5,10 +5,13 @@ every record, so that a saved run can be held against today's.
 """
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from kit.tables import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +21,37 @@ class Difference:
     field: str
     left: str
     right: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What differs between two records of one kind; false when they say the same."""
+
+    kind: str
+    rows: tuple[Difference, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Difference]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        return f"Comparison of two {self.kind} records: {len(self.rows) or 'no'} differences"
+
+    def table(self) -> Table:
+        """One row a difference."""
+        return Table(
+            head=("what", "left", "right"),
+            rows=tuple((row.field, row.left, row.right) for row in self.rows),
+            left=(0, 1, 2),
+        )
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_() if self.rows else f"<p>{self!r}</p>"
 
 
 def differences(left: Any, right: Any) -> tuple[Difference, ...]:
