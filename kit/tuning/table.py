@@ -6,7 +6,7 @@ from kit.tuning.record import Measurement, TuneReport
 
 def table(report: TuneReport) -> Table:
     """Micro-batch, accumulation, speed and memory of every setting."""
-    head = ("micro-batch", "accumulation", "remainder", "ms a step", "samples/s", "peak MB", "")
+    head = ("micro-batch", "accumulation", "remainder", "ms a step", "samples/s", "peak MiB", "")
     rows = tuple(_row(m, best=m is report.best) for m in report.measurements)
     methods = sorted({m.peak_method for m in report.measurements if m.peak_method})
     notes = (
@@ -25,6 +25,6 @@ def _row(measurement: Measurement, *, best: bool) -> tuple[str, ...]:
         *sizes,
         f"{measurement.seconds_per_step * 1e3:.1f}",
         f"{measurement.samples_per_second:.1f}",
-        f"{measurement.peak_bytes / 1e6:.1f}",
+        f"{measurement.peak_bytes / 2**20:.1f}",
         "fastest" if best else "",
     )
