@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from kit.ranks import RankError as RankError
     from kit.ranks import launch as launch
     from kit.ranks import shutdown as shutdown
+    from kit.step.precision import Precision as Precision
     from kit.step.strategy import DDP as DDP
     from kit.step.strategy import FSDP as FSDP
+    from kit.step.strategy import HSDP as HSDP
     from kit.timeline.read import read as read
     from kit.tuning.search import settings_for as settings_for
     from kit.verbs import capture as capture
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 _HOME = {
     "DDP": "kit.step.strategy",
     "FSDP": "kit.step.strategy",
+    "HSDP": "kit.step.strategy",
+    "Precision": "kit.step.precision",
     "RankError": "kit.ranks",
     "capture": "kit.verbs",
     "compare": "kit.verbs",

@@ -10,16 +10,23 @@ import torch
 import torch.distributed as dist
 from torch.fx import GraphModule, Node
 
-from kit.step.mesh import Axis
+from kit._torch.collectives import is_collective
+from kit.step.mesh import Axes, Axis
 
 
 class DisagreementError(RuntimeError):
     """Ranks traced different graphs."""
 
 
-def require_same_graph(module: GraphModule, axis: Axis) -> None:
-    """Raise `DisagreementError` on all ranks when the graphs differ. A collective call."""
-    lines = [_line(node) for node in module.graph.nodes]
+def require_same_graph(module: GraphModule, axes: Axes) -> None:
+    """Raise `DisagreementError` when the graphs of ranks that meet in a collective differ. A collective call."""
+    roles = {axis.group: f"axis {number}" for number, axis in enumerate(axes)}
+    lines = [_line(node, roles) for node in module.graph.nodes]
+    for axis in axes:
+        _compare(lines, axis)
+
+
+def _compare(lines: list[str], axis: Axis) -> None:
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     group = axis.mesh.get_group()
     digests: list[str] = [""] * axis.size
@@ -38,8 +45,11 @@ def require_same_graph(module: GraphModule, axis: Axis) -> None:
     )
 
 
-def _line(node: Node) -> str:
-    """A node without its metadata: name, target, arguments, shape."""
+def _line(node: Node, roles: dict[str, str]) -> str:
+    """A node without its metadata: name, target, arguments, shape. Groups go by axis: names differ between ranks."""
     value = node.meta.get("val")
     shape = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else ""
-    return f"{node} = {node.target}{node.args} {shape}"
+    args = node.args
+    if is_collective(node.target):
+        args = (*args[:-1], roles.get(str(args[-1]), args[-1]))
+    return f"{node} = {node.target}{args} {shape}"

@@ -20,16 +20,17 @@ from kit.step.agreement import require_same_graph
 from kit.step.guard import Guard, guard_of
 from kit.step.inputs import Inputs, batch_tensors, inputs_of
 from kit.step.life import Life, require_same_step
-from kit.step.mesh import Axis, axis_of
+from kit.step.mesh import Axes, axes_of
 from kit.step.passes.bucket import bucket_gathers, bucket_reductions
 from kit.step.passes.proof import Pass, apply_pass
 from kit.step.passes.reshard import reshard_after_forward
 from kit.step.placement import full_value, place, rebind
 from kit.step.plan import plan_of
+from kit.step.precision import Precision, precision_of
 from kit.step.record import Plan
 from kit.step.state import show_state
-from kit.step.strategy import FSDP, Strategy, StrategyError, strategy_of
-from kit.step.trace import Loss, Traced, trace_step
+from kit.step.strategy import DDP, Strategy, StrategyError, strategy_of
+from kit.step.trace import Loss, Recipe, Traced, trace_step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +60,7 @@ class CompiledStep:
         self,
         *,
         inputs: Inputs,
-        axis: Axis,
+        axes: Axes,
         guard: Guard,
         run: Callable[..., Any],
         plan: Plan,
@@ -69,7 +70,7 @@ class CompiledStep:
         over_all_ranks: bool,
     ) -> None:
         self._inputs = inputs
-        self._axis = axis
+        self._axes = axes
         self._guard = guard
         self._run = run
         self._optimizer = optimizer
@@ -77,6 +78,7 @@ class CompiledStep:
         self._over_all_ranks = over_all_ranks
         self._held = inputs.held()
         self._life = Life(is_cuda=self._held[0].is_cuda)
+        self.grad_norm: torch.Tensor | None = None  # of the last step, before clipping
         self.plan = plan
         self.stages = tuple(stages)
 
@@ -92,7 +94,9 @@ class CompiledStep:
         for rate, group in zip(self._inputs.rates, self._optimizer.param_groups, strict=True):
             rate.fill_(float(group["lr"]))
         with torch.no_grad(), self._life.step():
-            return self._run(*self._held, *batch_tensors(window))  # type: ignore[no-any-return]
+            loss, *norm = self._run(*self._held, *batch_tensors(window))
+        self.grad_norm = norm[0] if norm else None
+        return loss  # type: ignore[no-any-return]
 
     @property
     def steps_done(self) -> int:
@@ -106,17 +110,18 @@ class CompiledStep:
                 "this step was compiled over a mesh whose process group is gone; make the mesh again and call "
                 "kit.compile_step(..., mesh=mesh) again: parameters and optimizer state are kept"
             )
-        axis = axis_of(self._strategy, None, self._held[0].device)
-        if axis.group != self._axis.group or axis.size != self._axis.size:
+        axes = axes_of(self._strategy, None, self._held[0].device)
+        if axes.names != self._axes.names:
             raise StrategyError(
-                f"the step's graph sends over group {self._axis.group!r} of {self._axis.size} ranks, the group that is "
-                f"there now is {axis.group!r} of {axis.size}; call kit.compile_step again: parameters are kept"
+                f"the step's graph sends over (group, ranks) {self._axes.names}, the groups that are there now are "
+                f"{axes.names}; call kit.compile_step again: parameters are kept"
             )
-        self._axis = axis
-        placement = rebind(self._guard.model, self._optimizer, self._axis)
+        self._axes = axes
+        placement = rebind(self._guard.model, self._optimizer, axes)
+        self._inputs = replace(self._inputs, slots=placement.slots)
         for slot, state in zip(placement.slots, self._inputs.states, strict=True):
-            show_state(self._optimizer, slot, state, self._axis)
-        require_same_step(self._life, self._axis)
+            show_state(self._optimizer, slot, state)
+        require_same_step(self._life, axes)
         self._life.world = dist.group.WORLD
 
     def __repr__(self) -> str:
@@ -150,7 +155,7 @@ class CompiledStep:
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The model's parameters and buffers, whole, as the plain model names them. A collective call."""
-        whole = {slot.name: full_value(slot, self._axis) for slot in self._inputs.slots}
+        whole = {slot.name: full_value(slot) for slot in self._inputs.slots}
         return whole | {name: tensor.detach().clone() for name, tensor in self._inputs.others.items()}
 
 
@@ -163,6 +168,9 @@ def compile_step(
     strategy: str | Strategy = "ddp",
     mesh: DeviceMesh | None = None,
     accumulation: int = 1,
+    precision: str | Precision | None = None,
+    clip_norm: float | None = None,
+    checkpointing: str | Sequence[str] = (),
     executor: str = "eager",
 ) -> CompiledStep:
     """Compile one training step of this rank into one static graph with its collectives inside.
@@ -171,6 +179,9 @@ def compile_step(
     is divided exactly by the count over all ranks and micro-batches. `batch`: an example
     micro-batch, tensors `[micro-batch, ...]` in any nesting; a list of them is a window of
     micro-batches that may differ in rows (then `accumulation` stays 1).
+    `precision`: "bf16" computes in bfloat16 and reduces in float32, parameters keep their format.
+    `clip_norm`: largest norm of the whole gradient; `step.grad_norm` is the norm before.
+    `checkpointing`: patterns of module paths (`"blocks.*"`) that are computed again in the backward.
     `executor`: "eager" runs the graph as it is, "inductor" compiles it at the first call.
 
     All ranks call this together. Rank 0's parameters are sent to all. Raises `StrategyError`,
@@ -180,28 +191,29 @@ def compile_step(
     window = _window(batch, accumulation)
     if executor not in EXECUTORS:
         raise ValueError(f"executor {executor!r} is not known; expected one of {', '.join(map(repr, EXECUTORS))}")
+    recipe = _recipe(precision, clip_norm, checkpointing)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with progress.task("compile step", total=4) as work:
-        axis = axis_of(chosen, mesh, device)
-        inputs = inputs_of(model, optimizer, place(model, optimizer, chosen, axis), axis, window)
+        axes = axes_of(chosen, mesh, device)
+        inputs = inputs_of(model, optimizer, place(model, optimizer, chosen, axes), window)
         work.advance("parameters placed")
-        traced = trace_step(model, loss, inputs, axis)
+        traced = trace_step(model, loss, inputs, axes, recipe)
         work.advance(f"traced {len(traced.module.graph.nodes)} nodes")
         module, stages = _rewrite(traced, inputs, chosen)
         work.advance(f"{len(stages) - 1} passes")
-        require_same_graph(module, axis)
+        require_same_graph(module, axes)
         work.advance("ranks agree")
     plan = plan_of(
         module,
         inputs,
         strategy=repr(chosen),
-        world_size=axis.size,
+        world_size=axes.size,
         passes=[stage.name for stage in stages[1:]],
         unused=traced.unused,
     )
     return CompiledStep(
         inputs=inputs,
-        axis=axis,
+        axes=axes,
         guard=guard_of(model, optimizer, inputs),
         run=EXECUTORS[executor](module),
         plan=plan,
@@ -210,6 +222,13 @@ def compile_step(
         strategy=chosen,
         over_all_ranks=mesh is None,
     )
+
+
+def _recipe(precision: str | Precision | None, clip_norm: float | None, checkpointing: str | Sequence[str]) -> Recipe:
+    if clip_norm is not None and not clip_norm > 0:
+        raise ValueError(f"clip_norm is {clip_norm}, expected a number above 0 or None for no clipping")
+    patterns = (checkpointing,) if isinstance(checkpointing, str) else tuple(checkpointing)
+    return Recipe(precision=precision_of(precision), clip_norm=clip_norm, checkpointing=patterns)
 
 
 def _window(batch: Any, accumulation: int) -> list[Any]:
@@ -229,7 +248,7 @@ def _rewrite(traced: Traced, inputs: Inputs, strategy: Strategy) -> tuple[torch.
     """Apply the passes of a strategy; the graph after each is kept as a record."""
     limit = None if strategy.bucket_mb is None else strategy.bucket_mb * 1e6
     changes: list[tuple[str, Pass]] = [("bucket reductions", lambda gm: bucket_reductions(gm, limit))]
-    if isinstance(strategy, FSDP):
+    if not isinstance(strategy, DDP):
         changes.append(("bucket gathers", lambda gm: bucket_gathers(gm, limit)))
         if strategy.reshard_after_forward:
             changes.append(("reshard after forward", reshard_after_forward))

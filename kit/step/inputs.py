@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from kit._torch import trees
-from kit.step.mesh import Axis
 from kit.step.placement import Placement, Slot
 from kit.step.state import State, state_of
 from kit.step.update import Rule, rule_of
@@ -96,7 +95,6 @@ def inputs_of(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     placement: Placement,
-    axis: Axis,
     window: Sequence[Any],
 ) -> Inputs:
     """Collect the inputs of a step; makes the optimizer's state where it has none yet."""
@@ -107,7 +105,7 @@ def inputs_of(
         rule = rule_of(optimizer, group)
         members = tuple(row[id(p)] for p in group["params"] if id(p) in row)
         for number in members:
-            states[number] = state_of(optimizer, rule, placement.slots[number], axis)
+            states[number] = state_of(optimizer, rule, placement.slots[number])
         groups.append(Group(rule=rule, slot_rows=members))
         device = placement.slots[members[0]].local.device if members else torch.device("cpu")
         rates.append(torch.tensor(float(group["lr"]), dtype=torch.float64, device=device))

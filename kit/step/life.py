@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from kit._torch.groups import before_abort
-from kit.step.mesh import Axis
+from kit.step.mesh import Axes, Axis
 
 
 class InterruptedStepError(RuntimeError):
@@ -65,8 +65,13 @@ def _interrupts_deferred() -> Iterator[None]:
         before(*seen[0])
 
 
-def require_same_step(life: Life, axis: Axis) -> None:
-    """Raise `InterruptedStepError` on all ranks unless all hold the same step. A collective call."""
+def require_same_step(life: Life, axes: Axes) -> None:
+    """Raise `InterruptedStepError` unless ranks that share parameters hold the same step. A collective call."""
+    for axis in axes:
+        _compare(life, axis)
+
+
+def _compare(life: Life, axis: Axis) -> None:
     mine = torch.tensor([life.done, int(life.spoiled)], device=axis.mesh.device_type)
     everybody = [torch.empty_like(mine) for _ in range(axis.size)]
     dist.all_gather(everybody, mine, group=axis.mesh.get_group())

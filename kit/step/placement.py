@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from kit._torch import collectives
-from kit.step.mesh import Axis
-from kit.step.strategy import FSDP, Strategy, StrategyError
+from kit.step.mesh import Axes, Axis
+from kit.step.strategy import Strategy, StrategyError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,14 +25,19 @@ class Slot:
 
     `local`: what this rank keeps, `[padded rows / world size, ...]` when sharded, else the whole.
     `shape`: of the whole parameter. `public`: the parameter object that the module and the
-    optimizer hold; it shares memory with `local`.
+    optimizer hold; it shares memory with `local`. `shard`: the axis it is sharded over, None when whole.
     """
 
     name: str
     shape: torch.Size
     local: torch.Tensor
     public: nn.Parameter
-    sharded: bool
+    shard: Axis | None
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks keep parts of it."""
+        return self.shard is not None
 
     @property
     def padded_rows(self) -> int:
@@ -45,13 +49,12 @@ class Slot:
 class Placement:
     """The slots of a model in the order of `named_parameters`, tied weights once.
 
-    `mesh` and `world`: the mesh of the shards, and the group of all ranks it was made in; after a
-    rejoin that group is another one and the shards must be bound to a new mesh.
+    `world`: the group of all ranks that it was made in; after a rejoin that group is another one and
+    the shards must be bound to a new mesh.
     """
 
     strategy: type
-    axis_size: int
-    mesh: DeviceMesh
+    axes: Axes
     world: object
     slots: tuple[Slot, ...]
 
@@ -59,62 +62,65 @@ class Placement:
 _placements: "weakref.WeakKeyDictionary[nn.Module, Placement]" = weakref.WeakKeyDictionary()
 
 
-def place(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy, axis: Axis) -> Placement:
+def place(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy, axes: Axes) -> Placement:
     """Give each trainable parameter its place; rank 0's values become everybody's.
 
-    With FSDP the module's and the optimizer's parameters become DTensors, `Shard(0)` over the axis.
+    With FSDP and HSDP the module's and the optimizer's parameters become DTensors, `Shard(0)` over the axis.
     Calling it again with the same strategy returns the placement that is there.
     Raises `StrategyError` when the model is already placed in another way.
     """
     known = _placements.get(model)
     if known is not None and _still_holds(known, model):
-        if known.strategy is not type(strategy) or known.axis_size != axis.size:
+        if known.strategy is not type(strategy) or known.axes.names != axes.names:
             raise StrategyError(
-                f"this model is already placed by {known.strategy.__name__} over {known.axis_size} ranks, "
-                f"{type(strategy).__name__} over {axis.size} was asked for; build a fresh model for it"
+                f"this model is already placed by {known.strategy.__name__} over {known.axes.size} ranks, "
+                f"{type(strategy).__name__} over {axes.size} was asked for; build a fresh model for it"
             )
         _require_known(optimizer, known)
-        return known if known.mesh == axis.mesh and known.world is dist.group.WORLD else rebind(model, optimizer, axis)
+        return known if known.axes == axes and known.world is dist.group.WORLD else rebind(model, optimizer, axes)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.detach(), group=axis.mesh.get_group(), group_src=0)
+            for axis in axes:
+                dist.broadcast(tensor.detach(), group=axis.mesh.get_group(), group_src=0)
     slots = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            sharded = isinstance(strategy, FSDP) and parameter.dim() > 0
-            slots.append(_shard(name, parameter, axis) if sharded else _keep(name, parameter))
-    placement = Placement(
-        strategy=type(strategy), axis_size=axis.size, mesh=axis.mesh, world=dist.group.WORLD, slots=tuple(slots)
-    )
+            if axes.shard is None or parameter.dim() == 0:
+                slots.append(_keep(name, parameter))
+            else:
+                slots.append(_shard(name, parameter, axes.shard))
+    placement = Placement(strategy=type(strategy), axes=axes, world=dist.group.WORLD, slots=tuple(slots))
     _require_optimizer(optimizer, model)
     _publish(model, optimizer, placement)
     _placements[model] = placement
     return placement
 
 
-def rebind(model: nn.Module, optimizer: torch.optim.Optimizer, axis: Axis) -> Placement:
+def rebind(model: nn.Module, optimizer: torch.optim.Optimizer, axes: Axes) -> Placement:
     """Bind a placed model to the mesh of a new process group; values and optimizer state are kept."""
     known = _placements[model]
     slots = tuple(
-        replace(slot, public=_public(slot.local, slot.public, slot.shape, axis)) if slot.sharded else slot
+        slot
+        if axes.shard is None or not slot.sharded
+        else replace(slot, shard=axes.shard, public=_public(slot.local, slot.public, slot.shape, axes.shard))
         for slot in known.slots
     )
-    placement = replace(known, mesh=axis.mesh, world=dist.group.WORLD, slots=slots)
+    placement = replace(known, axes=axes, world=dist.group.WORLD, slots=slots)
     _publish(model, optimizer, placement)
     _placements[model] = placement
     return placement
 
 
-def full_value(slot: Slot, axis: Axis) -> torch.Tensor:
-    """The whole parameter, gathered over the axis when it is sharded. A collective call."""
-    if not slot.sharded:
+def full_value(slot: Slot) -> torch.Tensor:
+    """The whole parameter, gathered over its axis when it is sharded. A collective call."""
+    if slot.shard is None:
         return slot.local.detach().clone()
-    whole = collectives.all_gather(slot.local.contiguous(), axis.group, axis.size)
+    whole = collectives.all_gather(slot.local.contiguous(), slot.shard.group, slot.shard.size)
     return whole[: slot.shape[0]].clone()
 
 
 def _keep(name: str, parameter: nn.Parameter) -> Slot:
-    return Slot(name=name, shape=parameter.shape, local=parameter.detach(), public=parameter, sharded=False)
+    return Slot(name=name, shape=parameter.shape, local=parameter.detach(), public=parameter, shard=None)
 
 
 def _shard(name: str, parameter: nn.Parameter, axis: Axis) -> Slot:
@@ -123,7 +129,7 @@ def _shard(name: str, parameter: nn.Parameter, axis: Axis) -> Slot:
     local = parameter.new_zeros((rows, *parameter.shape[1:]), requires_grad=False)
     local[: end - begin] = parameter.detach()[begin:end]
     public = _public(local, parameter, parameter.shape, axis)
-    return Slot(name=name, shape=parameter.shape, local=local, public=public, sharded=True)
+    return Slot(name=name, shape=parameter.shape, local=local, public=public, shard=axis)
 
 
 def _public(local: torch.Tensor, parameter: nn.Parameter, shape: torch.Size, axis: Axis) -> nn.Parameter:

@@ -45,9 +45,28 @@ class FSDP:
         _require_bucket(self.bucket_mb)
 
 
-Strategy = DDP | FSDP
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HSDP:
+    """Shards within a group of ranks, copies of them between groups (hybrid sharding).
 
-BY_NAME: dict[str, type[DDP] | type[FSDP]] = {"ddp": DDP, "fsdp": FSDP}
+    Parameters are gathered and gradients reduce-scattered over `shard_axis` (within a node), and the
+    shards' gradients summed over `replicate_axis` (between nodes). The other settings as in `FSDP`.
+    """
+
+    reshard_after_forward: bool = True
+    replicate_axis: str = "replicate"
+    shard_axis: str = "shard"
+    bucket_mb: float | None = 25.0
+
+    def __post_init__(self) -> None:
+        _require_bucket(self.bucket_mb)
+        if self.replicate_axis == self.shard_axis:
+            raise StrategyError(f"both axes are {self.shard_axis!r}, expected two different axes of the mesh")
+
+
+Strategy = DDP | FSDP | HSDP
+
+BY_NAME: dict[str, type[DDP] | type[FSDP] | type[HSDP]] = {"ddp": DDP, "fsdp": FSDP, "hsdp": HSDP}
 
 
 def strategy_of(choice: "str | Strategy") -> Strategy:
@@ -55,7 +74,7 @@ def strategy_of(choice: "str | Strategy") -> Strategy:
 
     Raises `StrategyError` that lists the names.
     """
-    if isinstance(choice, DDP | FSDP):
+    if isinstance(choice, DDP | FSDP | HSDP):
         return choice
     if isinstance(choice, str) and choice in BY_NAME:
         return BY_NAME[choice]()

@@ -8,6 +8,7 @@ plain graph rewrites. Parameters, state and buffers are changed in place.
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ from torch import nn
 from torch.func import functional_call
 
 from kit._torch import collectives, tracing, trees
+from kit.step import exchange
+from kit.step.checkpoint import checkpointed
 from kit.step.inputs import Inputs, Unflattened
-from kit.step.mesh import Axis
-from kit.step.placement import Slot
-from kit.step.provenance import fill_gaps, is_user_file, note, owner_of, watch_backward, watch_forward
+from kit.step.mesh import Axes
+from kit.step.precision import Precision
+from kit.step.provenance import fill_gaps, is_user_file, note, watch_backward, watch_forward
 from kit.step.update import update
 
 Loss = Callable[[nn.Module, Any], "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
@@ -36,32 +39,75 @@ class Traced:
     unused: tuple[str, ...]  # parameters that the loss does not depend on: neither reduced nor updated
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a step computes, beside its strategy.
+
+    `clip_norm`: largest norm of the gradient over all parameters. `checkpointing`: patterns of module
+    paths (`blocks.*`) whose activations are computed again in the backward instead of kept.
+    """
+
+    precision: Precision | None = None
+    clip_norm: float | None = None
+    checkpointing: tuple[str, ...] = ()
+
+
 class _LossOf(nn.Module):
     """The loss as a module, so that `functional_call` can swap the model's parameters."""
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, precision: Precision | None) -> None:
         super().__init__()
         self.model = model
         self._loss = loss
+        self._precision = precision
 
-    def forward(self, batch: Any) -> "torch.Tensor | tuple[torch.Tensor, torch.Tensor]":
-        return self._loss(self.model, batch)
+    def forward(self, batch: Any, then: Callable[[Any], Any]) -> Any:
+        """`then` of the loss: the backward belongs inside, checkpointed modules run again there."""
+        with watch_forward(self.model):
+            result = self._of(batch)
+        return then(result)
+
+    def _of(self, batch: Any) -> Any:
+        if self._precision is None:
+            return self._loss(self.model, batch)
+        dtype = getattr(torch, self._precision.compute)
+
+        def cast(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            return trees.mapped(lambda leaf: _as(leaf, dtype), (args, kwargs))
+
+        hook = self.model.register_forward_pre_hook(cast, with_kwargs=True)
+        try:
+            return self._loss(self.model, batch)
+        finally:
+            hook.remove()
 
 
-def trace_step(model: nn.Module, loss: Loss, inputs: Inputs, axis: Axis) -> Traced:
+def _as(leaf: Any, dtype: torch.dtype) -> Any:
+    return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+def trace_step(model: nn.Module, loss: Loss, inputs: Inputs, axes: Axes, recipe: Recipe) -> Traced:
     """The graph of one optimizer step over the window of micro-batches that `inputs` describes.
 
+    It returns the loss and, when gradients are clipped, their norm before.
     Raises `TraceError` naming the user's line when values decide what is run.
     """
     unused: list[str] = []
 
-    def step(*flat: torch.Tensor) -> torch.Tensor:
-        return _run(model, loss, inputs.unflatten(flat), inputs, axis, unused)
+    def step(*flat: torch.Tensor) -> list[torch.Tensor]:
+        return _run(_LossOf(model, loss, recipe.precision), inputs.unflatten(flat), inputs, axes, recipe, unused)
 
     try:
-        module = tracing.trace(step, inputs.examples())
+        with checkpointed(model, recipe.checkpointing):
+            module = tracing.trace(step, inputs.examples())
     except tracing.DATA_DEPENDENT as error:
         raise TraceError(_data_dependent_text(error)) from error
+    _refuse_in_place_collectives(module)
+    fill_gaps(module)
+    return Traced(module=module, unused=tuple(unused))
+
+
+def _refuse_in_place_collectives(module: torch.fx.GraphModule) -> None:
     for node in module.graph.nodes:
         if collectives.is_in_place_collective(node.target):
             source = node.meta.get("custom", {}).get("kit_source", "unknown line")
@@ -69,50 +115,60 @@ def trace_step(model: nn.Module, loss: Loss, inputs: Inputs, axis: Axis) -> Trac
                 f"{node.target} at {source}: an in-place collective leaves no wait in the graph, so its result "
                 "would be read too early; use torch.distributed.nn.functional or the functional collective instead"
             )
-    fill_gaps(module)
-    return Traced(module=module, unused=tuple(unused))
 
 
 def _run(
-    model: nn.Module, loss: Loss, args: Unflattened, inputs: Inputs, axis: Axis, unused: list[str]
-) -> torch.Tensor:
-    whole = [_gathered(slot, local, axis) for slot, local in zip(inputs.slots, args.locals, strict=True)]
-    total, weight, gradients = _accumulate(model, loss, args, inputs, axis, whole)
-    unused[:] = [slot.name for slot, g in zip(inputs.slots, gradients, strict=True) if g is None]
+    loss: _LossOf, args: Unflattened, inputs: Inputs, axes: Axes, recipe: Recipe, unused: list[str]
+) -> list[torch.Tensor]:
+    slots = inputs.slots
+    whole = [
+        exchange.gathered(slot, local, axes, recipe.precision) for slot, local in zip(slots, args.locals, strict=True)
+    ]
+    total, weight, local = _accumulate(loss, args, inputs, axes, whole)
+    unused[:] = [slot.name for slot, g in zip(slots, local, strict=True) if g is None]
     with tracing.node_note(note("backward", "loss")):
         if weight is None:
-            mean = collectives.all_reduce_sum(total, axis.group)
+            outputs = [exchange.summed(total, axes)]
         else:
-            sums = collectives.all_reduce_sum(torch.stack([total, weight.to(total.dtype)]), axis.group)
-            mean, weight = sums[0] / sums[1], sums[1]
-    reduced = [None if g is None else _reduced(slot, g, axis) for slot, g in zip(inputs.slots, gradients, strict=True)]
+            sums = exchange.summed(torch.stack([total, weight.to(total.dtype)]), axes)
+            outputs, weight = [sums[0] / sums[1]], sums[1]
+    gradients = [
+        None if g is None else exchange.reduced(slot, g, axes, recipe.precision)
+        for slot, g in zip(slots, local, strict=True)
+    ]
     if weight is not None:
         with tracing.node_note(note("backward", "loss")):
-            reduced = [None if g is None else g / weight for g in reduced]
+            gradients = [None if g is None else g / weight for g in gradients]
     with tracing.node_note(note("optimizer")), torch.no_grad():
-        for number, group in enumerate(inputs.groups):
-            rows = [i for i in group.slot_rows if reduced[i] is not None]
-            update(
-                group.rule,
-                parameters=[args.locals[i] for i in rows],
-                gradients=[g for i in rows if (g := reduced[i]) is not None],
-                state=[args.states[i] for i in rows],
-                lr=args.rates[number],
-            )
-    return mean
+        if recipe.clip_norm is not None:
+            gradients, norm = exchange.clipped(slots, gradients, axes, recipe.clip_norm)
+            outputs.append(norm)
+        _update(args, inputs, gradients)
+    return outputs
+
+
+def _update(args: Unflattened, inputs: Inputs, gradients: Sequence[torch.Tensor | None]) -> None:
+    for number, group in enumerate(inputs.groups):
+        rows = [i for i in group.slot_rows if gradients[i] is not None]
+        update(
+            group.rule,
+            parameters=[args.locals[i] for i in rows],
+            gradients=[g for i in rows if (g := gradients[i]) is not None],
+            state=[args.states[i] for i in rows],
+            lr=args.rates[number],
+        )
 
 
 def _accumulate(
-    model: nn.Module, loss: Loss, args: Unflattened, inputs: Inputs, axis: Axis, whole: Sequence[torch.Tensor]
+    loss: _LossOf, args: Unflattened, inputs: Inputs, axes: Axes, whole: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor | None, list[torch.Tensor | None]]:
     """Forward and backward over the window: the local loss, its weight, the local gradients.
 
     A loss that is a mean is weighed by rows, which are known now: its gradients come out already
     divided by the rows of all ranks. A loss that is (sum, count) is divided after the reduction.
     """
-    module = _LossOf(model, loss)
-    tensors = {f"model.{slot.name}": value for slot, value in zip(inputs.slots, whole, strict=True)}
-    tensors |= {f"model.{name}": value for name, value in args.others.items()}
+    names = [f"model.{slot.name}" for slot in inputs.slots]
+    others = {f"model.{name}": value for name, value in args.others.items()}
     rows = [rows_of(batch) for batch in args.window]
     total: torch.Tensor | None = None
     weight: torch.Tensor | None = None
@@ -120,16 +176,10 @@ def _accumulate(
     for number, batch in enumerate(args.window):
         with tracing.node_note(note("forward")):
             leaves = [value.detach().requires_grad_() for value in whole]
-        swapped = tensors | dict(zip((f"model.{slot.name}" for slot in inputs.slots), leaves, strict=True))
+        swapped = others | dict(zip(names, leaves, strict=True))
+        backward = partial(_backward, leaves=leaves, share=rows[number] / (sum(rows) * axes.size))
         with torch.enable_grad():
-            with watch_forward(model):
-                result = functional_call(module, swapped, (batch,), tie_weights=True)
-            value, count = _checked(result)
-            if count is None:
-                with tracing.node_note(note("forward", "loss")):
-                    value = value * (rows[number] / (sum(rows) * axis.size))
-            with watch_backward(value):
-                found = torch.autograd.grad(value, leaves, allow_unused=True)
+            value, count, found = functional_call(loss, swapped, (batch, backward), tie_weights=True)
         with tracing.node_note(note("backward", "loss")):
             total = value.detach() if total is None else total + value.detach()
             weight = count if weight is None or count is None else weight + count
@@ -139,28 +189,22 @@ def _accumulate(
     return total, weight, gradients
 
 
+def _backward(
+    result: Any, *, leaves: Sequence[torch.Tensor], share: float
+) -> tuple[torch.Tensor, torch.Tensor | None, tuple[torch.Tensor | None, ...]]:
+    """Local loss (times `share` when it is a mean), its weight when it is (sum, count), the gradients."""
+    value, count = _checked(result)
+    if count is None:
+        with tracing.node_note(note("forward", "loss")):
+            value = value * share
+    with watch_backward(value):
+        return value, count, torch.autograd.grad(value, leaves, allow_unused=True)
+
+
 def _plus(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.Tensor | None:
     if old is None or new is None:
         return new if old is None else old
     return old + new
-
-
-def _gathered(slot: Slot, local: torch.Tensor, axis: Axis) -> torch.Tensor:
-    if not slot.sharded:
-        return local
-    with tracing.node_note(note("forward", owner_of(slot.name))):
-        whole = collectives.all_gather(local, axis.group, axis.size)
-        return whole[: slot.shape[0]] if whole.shape[0] != slot.shape[0] else whole
-
-
-def _reduced(slot: Slot, gradient: torch.Tensor, axis: Axis) -> torch.Tensor:
-    with tracing.node_note(note("backward", owner_of(slot.name))):
-        if not slot.sharded:
-            return collectives.all_reduce_sum(gradient, axis.group)
-        missing = axis.size * slot.padded_rows - slot.shape[0]
-        if missing:
-            gradient = nn.functional.pad(gradient, [0, 0] * (gradient.dim() - 1) + [0, missing])
-        return collectives.reduce_scatter_sum(gradient.contiguous(), axis.group, axis.size)
 
 
 def _checked(result: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -12,6 +12,13 @@ from kit.tuning.record import Setting
 from kit.verbs import NoRanksError
 
 
+@pytest.fixture(autouse=True)
+def _of_this_test(request, monkeypatch):
+    """The group that verbs find is the one of the test, not the latest of the session."""
+    if "ranks2" in request.fixturenames:
+        monkeypatch.setattr("kit.verbs.current", lambda: request.getfixturevalue("ranks2"))
+
+
 def batch(rows=4):
     ids = torch.randint(0, 61, (rows, 17), generator=torch.Generator().manual_seed(0))
     return ids[:, :-1], ids[:, 1:]

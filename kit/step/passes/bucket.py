@@ -43,7 +43,11 @@ def bucket_gathers(module: GraphModule, max_bytes: float | None) -> None:
     chains = [chain for chain in chains_of(module, collectives.ALL_GATHER) if chain.wait.users]
     chains.sort(key=lambda chain: place[first_user([chain.wait], place)])
     for bucket in _buckets(chains, max_bytes):
-        _pack_all_gather(module, bucket, first_user([chain.wait for chain in bucket], place))
+        reader = first_user([chain.wait for chain in bucket], place)
+        for chain in bucket:
+            if chain.source.op != "placeholder" and place[chain.source] > place[reader]:
+                reader.prepend(chain.source)  # a cast of the parameter, which every place can make
+        _pack_all_gather(module, bucket, reader)
 
 
 def _buckets(chains: Sequence[Chain], max_bytes: float | None) -> list[list[Chain]]:

@@ -30,7 +30,8 @@ def apply_pass(name: str, module: torch.fx.GraphModule, change: Pass) -> torch.f
         changed.graph.lint()
         changed.recompile()
     except Exception as error:
-        raise PassError(f"pass {name!r} failed and was undone: {type(error).__name__}: {error}") from error
+        first = (str(error).splitlines() or [""])[0]
+        raise PassError(f"pass {name!r} failed and was undone: {type(error).__name__}: {first}") from error
     before, after = reduced_elements(module), reduced_elements(changed)
     if before != after:
         raise PassError(

@@ -40,7 +40,7 @@ def same_on_all(ranks, function):
 
 def test_an_unknown_strategy_lists_the_known(ranks2):
     assert same_on_all(ranks2, lambda: said(lambda: build(strategy="zero3"))) == (
-        "StrategyError: strategy 'zero3' is not known; expected one of 'ddp', 'fsdp' or an object such as "
+        "StrategyError: strategy 'zero3' is not known; expected one of 'ddp', 'fsdp', 'hsdp' or an object such as "
         "kit.FSDP(reshard_after_forward=False)"
     )
 
