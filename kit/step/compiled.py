@@ -192,21 +192,35 @@ def compile_step(
     if executor not in EXECUTORS:
         raise ValueError(f"executor {executor!r} is not known; expected one of {', '.join(map(repr, EXECUTORS))}")
     recipe = _recipe(precision, clip_norm, checkpointing)
+    return _build(model, optimizer, loss, window, strategy=chosen, mesh=mesh, recipe=recipe, executor=executor)
+
+
+def _build(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Loss,
+    window: list[Any],
+    *,
+    strategy: Strategy,
+    mesh: DeviceMesh | None,
+    recipe: Recipe,
+    executor: str,
+) -> CompiledStep:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with progress.task("compile step", total=4) as work:
-        axes = axes_of(chosen, mesh, device)
-        inputs = inputs_of(model, optimizer, place(model, optimizer, chosen, axes), window)
+        axes = axes_of(strategy, mesh, device)
+        inputs = inputs_of(model, optimizer, place(model, optimizer, strategy, axes), window)
         work.advance("parameters placed")
         traced = trace_step(model, loss, inputs, axes, recipe)
         work.advance(f"traced {len(traced.module.graph.nodes)} nodes")
-        module, stages = _rewrite(traced, inputs, chosen)
+        module, stages = _rewrite(traced, inputs, strategy)
         work.advance(f"{len(stages) - 1} passes")
         require_same_graph(module, axes)
         work.advance("ranks agree")
     plan = plan_of(
         module,
         inputs,
-        strategy=repr(chosen),
+        strategy=repr(strategy),
         world_size=axes.size,
         passes=[stage.name for stage in stages[1:]],
         unused=traced.unused,
@@ -219,7 +233,7 @@ def compile_step(
         plan=plan,
         stages=stages,
         optimizer=optimizer,
-        strategy=chosen,
+        strategy=strategy,
         over_all_ranks=mesh is None,
     )
 
