@@ -17,6 +17,7 @@ from kit.graph.from_fx import graph_of
 from kit.graph.liveness import peak_bytes
 from kit.graph.record import Graph
 from kit.step.agreement import require_same_graph
+from kit.step.cuda_graph import CudaGraphRun
 from kit.step.guard import Guard, guard_of
 from kit.step.inputs import Inputs, batch_tensors, inputs_of
 from kit.step.life import Life, require_same_step
@@ -31,6 +32,8 @@ from kit.step.record import Plan
 from kit.step.state import show_state
 from kit.step.strategy import DDP, Strategy, StrategyError, strategy_of
 from kit.step.trace import Loss, Recipe, Traced, trace_step
+
+CUDA_GRAPH = "cuda_graph"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,6 +125,8 @@ class CompiledStep:
         for slot, state in zip(placement.slots, self._inputs.states, strict=True):
             show_state(self._optimizer, slot, state)
         require_same_step(self._life, axes)
+        if isinstance(self._run, CudaGraphRun):
+            self._run.forget()
         self._life.world = dist.group.WORLD
 
     def __repr__(self) -> str:
@@ -182,15 +187,15 @@ def compile_step(
     `precision`: "bf16" computes in bfloat16 and reduces in float32, parameters keep their format.
     `clip_norm`: largest norm of the whole gradient; `step.grad_norm` is the norm before.
     `checkpointing`: patterns of module paths (`"blocks.*"`) that are computed again in the backward.
-    `executor`: "eager" runs the graph as it is, "inductor" compiles it at the first call.
+    `executor`: "eager" runs the graph as it is, "aot_eager" through torch.compile, "inductor" compiles it at the
+    first call, "cuda_graph" replays what Inductor made as one CUDA graph, from the fifth step on.
 
     All ranks call this together. Rank 0's parameters are sent to all. Raises `StrategyError`,
     `OptimizerError`, `TraceError`, `DisagreementError` (all `ValueError` or `RuntimeError`).
     """
     chosen = strategy_of(strategy)
     window = _window(batch, accumulation)
-    if executor not in EXECUTORS:
-        raise ValueError(f"executor {executor!r} is not known; expected one of {', '.join(map(repr, EXECUTORS))}")
+    _require_executor(executor, model)
     recipe = _recipe(precision, clip_norm, checkpointing)
     return _build(model, optimizer, loss, window, strategy=chosen, mesh=mesh, recipe=recipe, executor=executor)
 
@@ -229,13 +234,30 @@ def _build(
         inputs=inputs,
         axes=axes,
         guard=guard_of(model, optimizer, inputs),
-        run=EXECUTORS[executor](module),
+        run=_runner(executor, module, inputs),
         plan=plan,
         stages=stages,
         optimizer=optimizer,
         strategy=strategy,
         over_all_ranks=mesh is None,
     )
+
+
+def _require_executor(executor: str, model: nn.Module) -> None:
+    known = (*EXECUTORS, CUDA_GRAPH)
+    if executor not in known:
+        raise ValueError(f"executor {executor!r} is not known; expected one of {', '.join(map(repr, known))}")
+    if executor == CUDA_GRAPH and not any(p.is_cuda for p in model.parameters()):
+        raise ValueError(
+            f"executor {executor!r} replays a CUDA graph and the model is on the CPU; expected parameters on a GPU "
+            "(kit.launch(n, backend='nccl', device='cuda')), or executor='inductor'"
+        )
+
+
+def _runner(executor: str, module: torch.fx.GraphModule, inputs: Inputs) -> Callable[..., Any]:
+    if executor == CUDA_GRAPH:
+        return CudaGraphRun(EXECUTORS["inductor"](module), held=len(inputs.held()))
+    return EXECUTORS[executor](module)
 
 
 def _recipe(precision: str | Precision | None, clip_norm: float | None, checkpointing: str | Sequence[str]) -> Recipe:

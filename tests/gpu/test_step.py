@@ -128,3 +128,57 @@ def test_gloo_ranks_that_share_a_gpu_are_refused_before_they_crash():
     with launch(2, backend="gloo", device="cuda") as ranks:
         for text in ranks.run(refused):
             assert text.startswith("the model is on cuda:0 and the group's backend is gloo")
+
+
+def against_the_plain_graph(strategy, steps, aborted_at):
+    import torch.distributed as dist
+
+    from kit.ranks import rank_device
+
+    device = torch.device(rank_device())
+    torch.manual_seed(0)
+    models = [GPT(width=64, context=32).to(device) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ids = torch.randint(0, 61, (steps, 8, 33), generator=torch.Generator().manual_seed(dist.get_rank())).to(device)
+    batches = [(part[:, :-1], part[:, 1:]) for part in ids]
+    graph, plain = (
+        compile_step(
+            model, torch.optim.AdamW(model.parameters(), lr=1e-3), next_token_loss, batches[0], strategy=strategy,
+            executor=executor, clip_norm=1.0,
+        )
+        for model, executor in zip(models, ("cuda_graph", "inductor"), strict=True)
+    )  # fmt: skip
+    worst = 0.0
+    for number, batch in enumerate(batches):
+        if number == aborted_at:
+            graph._run.forget()  # as before an abort: warms up and captures again
+        a, b = graph(batch), plain(batch)
+        worst = max(worst, abs(a.item() - b.item()) / b.item(), abs((graph.grad_norm - plain.grad_norm).item()))
+    return worst, graph._run._graph is not None, graph.steps_done
+
+
+@pytest.mark.parametrize("strategy", [DDP(), FSDP(bucket_mb=0.05)], ids=str)
+def test_a_cuda_graph_trains_as_the_graph_without_it_step_by_step(gpu_ranks, strategy):
+    for worst, captured, steps in gpu_ranks.run(against_the_plain_graph, strategy, 20, 10):
+        assert worst < 1e-4  # float32, the same kernels; NCCL may sum in another order
+        assert captured
+        assert steps == 20
+
+
+def test_a_cuda_graph_is_dropped_before_an_abort_and_training_goes_on(gpu_ranks):
+    from kit.ranks import RankError
+
+    gpu_ranks.push(GPT=GPT, next_token_loss=next_token_loss)
+    gpu_ranks.execute("""
+torch.manual_seed(0)
+model = GPT().to(device)
+ids = torch.randint(0, 61, (4, 17)).to(device)
+batch = ids[:, :-1], ids[:, 1:]
+step = kit.compile_step(model, torch.optim.AdamW(model.parameters()), next_token_loss, batch, executor="cuda_graph")
+before = [step(batch).item() for _ in range(8)]
+""")
+    with pytest.raises(RankError, match="broken"):
+        gpu_ranks.execute("if rank == 0: raise ValueError('broken')\ndist.all_reduce(torch.ones(1, device=device))")
+    gpu_ranks.execute("after = [step(batch).item() for _ in range(8)]")
+    for losses in gpu_ranks.pull("before + after"):
+        assert losses == sorted(losses, reverse=True)

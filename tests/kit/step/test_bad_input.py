@@ -142,7 +142,15 @@ def test_an_optimizer_of_another_model_is_refused(ranks2):
 
 def test_an_unknown_executor_lists_the_known(ranks2):
     text = same_on_all(ranks2, lambda: said(lambda: build(executor="tvm")))
-    assert text == "ValueError: executor 'tvm' is not known; expected one of 'eager', 'aot_eager', 'inductor'"
+    assert (
+        text
+        == "ValueError: executor 'tvm' is not known; expected one of 'eager', 'aot_eager', 'inductor', 'cuda_graph'"
+    )
+
+
+def test_a_cuda_graph_of_a_cpu_model_is_refused(ranks2):
+    text = same_on_all(ranks2, lambda: said(lambda: build(executor="cuda_graph")))
+    assert text.startswith("ValueError: executor 'cuda_graph' replays a CUDA graph and the model is on the CPU")
 
 
 def test_ranks_with_different_models_are_told_where_they_differ(ranks2):
