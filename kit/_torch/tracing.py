@@ -12,11 +12,12 @@ import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
 )
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from kit._torch.fake import as_fake, fake_mode_of
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
@@ -26,8 +27,8 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> torch
 
     Nothing is computed and nothing is sent. Shapes become constants of the graph.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in inputs]
+    mode = fake_mode_of(inputs)
+    fakes = [as_fake(mode, tensor) for tensor in inputs]
     with fx_traceback.preserve_node_meta():
         return make_fx(function)(*fakes)
 

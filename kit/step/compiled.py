@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,42 +12,23 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from kit import progress
 from kit._torch.executors import EXECUTORS
-from kit.graph.from_fx import graph_of
 from kit.graph.liveness import peak_bytes
 from kit.graph.record import Graph
 from kit.step.agreement import require_same_graph
 from kit.step.cuda_graph import CudaGraphRun
 from kit.step.guard import Guard, guard_of
-from kit.step.inputs import Inputs, batch_tensors, inputs_of
+from kit.step.inputs import Inputs, batch_tensors
 from kit.step.life import Life, require_same_step
+from kit.step.lower import Lowered, lower
 from kit.step.mesh import Axes, axes_of
-from kit.step.passes.bucket import bucket_gathers, bucket_reductions
-from kit.step.passes.proof import Pass, apply_pass
-from kit.step.passes.reshard import reshard_after_forward
-from kit.step.placement import full_value, place, rebind
-from kit.step.plan import plan_of
+from kit.step.placement import full_value, rebind
 from kit.step.precision import Precision, precision_of
 from kit.step.record import Plan
 from kit.step.state import show_state
-from kit.step.strategy import DDP, Strategy, StrategyError, strategy_of
-from kit.step.trace import Loss, Recipe, Traced, trace_step
+from kit.step.strategy import Strategy, StrategyError, strategy_of
+from kit.step.trace import Loss, Recipe
 
 CUDA_GRAPH = "cuda_graph"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Stage:
-    """The step's graph after one pass; "traced" before any."""
-
-    name: str
-    module: torch.fx.GraphModule
-    input_names: tuple[str, ...]
-
-    @cached_property
-    def graph(self) -> Graph:
-        """The graph as a record, priced when it is first asked for."""
-        placeholders = [node.name for node in self.module.graph.nodes if node.op == "placeholder"]
-        return graph_of(self.module, name=self.name, parameters=dict(zip(placeholders, self.input_names, strict=True)))
 
 
 class CompiledStep:
@@ -62,28 +42,26 @@ class CompiledStep:
     def __init__(
         self,
         *,
-        inputs: Inputs,
+        lowered: Lowered,
         axes: Axes,
         guard: Guard,
         run: Callable[..., Any],
-        plan: Plan,
-        stages: Sequence[Stage],
         optimizer: torch.optim.Optimizer,
         strategy: Strategy,
         over_all_ranks: bool,
     ) -> None:
-        self._inputs = inputs
+        self._inputs = lowered.inputs
         self._axes = axes
         self._guard = guard
         self._run = run
         self._optimizer = optimizer
         self._strategy = strategy
         self._over_all_ranks = over_all_ranks
-        self._held = inputs.held()
+        self._held = lowered.inputs.held()
         self._life = Life(is_cuda=self._held[0].is_cuda)
         self.grad_norm: torch.Tensor | None = None  # of the last step, before clipping
-        self.plan = plan
-        self.stages = tuple(stages)
+        self.plan: Plan = lowered.plan
+        self.stages = lowered.stages
 
     def __call__(self, *window: Any) -> torch.Tensor:
         """Run one step on a window of micro-batches; returns the loss over all ranks.
@@ -214,29 +192,14 @@ def _build(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with progress.task("compile step", total=4) as work:
         axes = axes_of(strategy, mesh, device)
-        inputs = inputs_of(model, optimizer, place(model, optimizer, strategy, axes), window)
-        work.advance("parameters placed")
-        traced = trace_step(model, loss, inputs, axes, recipe)
-        work.advance(f"traced {len(traced.module.graph.nodes)} nodes")
-        module, stages = _rewrite(traced, inputs, strategy)
-        work.advance(f"{len(stages) - 1} passes")
-        require_same_graph(module, axes)
+        lowered = lower(model, optimizer, loss, window, strategy=strategy, axes=axes, recipe=recipe, work=work)
+        require_same_graph(lowered.module, axes)
         work.advance("ranks agree")
-    plan = plan_of(
-        module,
-        inputs,
-        strategy=repr(strategy),
-        world_size=axes.size,
-        passes=[stage.name for stage in stages[1:]],
-        unused=traced.unused,
-    )
     return CompiledStep(
-        inputs=inputs,
+        lowered=lowered,
         axes=axes,
-        guard=guard_of(model, optimizer, inputs),
-        run=_runner(executor, module, inputs),
-        plan=plan,
-        stages=stages,
+        guard=guard_of(model, optimizer, lowered.inputs),
+        run=_runner(executor, lowered.module, lowered.inputs),
         optimizer=optimizer,
         strategy=strategy,
         over_all_ranks=mesh is None,
@@ -278,21 +241,3 @@ def _window(batch: Any, accumulation: int) -> list[Any]:
             )
         return list(batch)
     return [batch] * accumulation
-
-
-def _rewrite(traced: Traced, inputs: Inputs, strategy: Strategy) -> tuple[torch.fx.GraphModule, list[Stage]]:
-    """Apply the passes of a strategy; the graph after each is kept as a record."""
-    limit = None if strategy.bucket_mb is None else strategy.bucket_mb * 1e6
-    changes: list[tuple[str, Pass]] = [("bucket reductions", lambda gm: bucket_reductions(gm, limit))]
-    if not isinstance(strategy, DDP):
-        changes.append(("bucket gathers", lambda gm: bucket_gathers(gm, limit)))
-        if strategy.reshard_after_forward:
-            changes.append(("reshard after forward", reshard_after_forward))
-    names = tuple(inputs.names())
-    module = apply_pass("remove dead code", traced.module, lambda gm: None)
-    stages = [Stage(name="traced", module=traced.module, input_names=names)]
-    stages.append(Stage(name="remove dead code", module=module, input_names=names))
-    for name, change in changes:
-        module = apply_pass(name, module, change)
-        stages.append(Stage(name=name, module=module, input_names=names))
-    return module, stages
