@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kit.archive import load as load
     from kit.archive import save as save
     from kit.display import draw as draw
-    from kit.partition.run import stages as stages
+    from kit.display import table as table
     from kit.ranks import RankError as RankError
     from kit.ranks import launch as launch
     from kit.ranks import shutdown as shutdown
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kit.verbs import compile_step as compile_step
     from kit.verbs import cut as cut
     from kit.verbs import profile as profile
+    from kit.verbs import stages as stages
     from kit.verbs import tune as tune
 
 _HOME = {
@@ -47,7 +48,8 @@ _HOME = {
     "save": "kit.archive",
     "settings_for": "kit.tuning.search",
     "shutdown": "kit.ranks",
-    "stages": "kit.partition.run",
+    "stages": "kit.verbs",
+    "table": "kit.display",
     "tune": "kit.verbs",
 }
 

@@ -42,16 +42,17 @@ class Comparison:
     def __repr__(self) -> str:
         return f"Comparison of two {self.kind} records: {len(self.rows) or 'no'} differences"
 
-    def table(self) -> Table:
-        """One row a difference."""
-        return Table(
-            head=("what", "left", "right"),
-            rows=tuple((row.field, row.left, row.right) for row in self.rows),
-            left=(0, 1, 2),
-        )
+    def __str__(self) -> str:
+        return f"{self!r}\n{table(self)}" if self.rows else repr(self)
 
     def _repr_html_(self) -> str:
-        return self.table()._repr_html_() if self.rows else f"<p>{self!r}</p>"
+        return table(self)._repr_html_() if self.rows else f"<p>{self!r}</p>"
+
+
+def table(comparison: Comparison) -> Table:
+    """One row a difference."""
+    rows = tuple((row.field, row.left, row.right) for row in comparison.rows)
+    return Table(head=("what", "left", "right"), rows=rows, left=(0, 1, 2))
 
 
 def differences(left: Any, right: Any) -> tuple[Difference, ...]:

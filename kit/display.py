@@ -8,12 +8,15 @@ the only module that may know all rooms.
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
+from kit.comparison import Comparison
 from kit.graph.capture_record import Capture
 from kit.graph.record import Graph
 from kit.partition.record import Cut
 from kit.step.record import Plan
+from kit.tables import Table
 from kit.timeline.record import Timeline
 from kit.tuning.record import TuneReport
 
@@ -32,12 +35,33 @@ class Drawing:
         return _framed(self.svg)
 
 
-def draw(graph: Graph, cut: Cut | None = None) -> Drawing:
+def table(record: Any) -> Table:
+    """What a record says, as a table: `print` gives text, a notebook HTML.
+
+    Takes a Plan, Timeline, Cut, TuneReport or Comparison. Raises `TypeError` for anything else.
+    """
+    show = _TABLES.get(type(record))
+    if show is None:
+        kinds = ", ".join(kind.__name__ for kind in _TABLES)
+        raise TypeError(f"table() got a {type(record).__name__}; it takes a {kinds}")
+    module, name = show
+    return getattr(import_module(module), name)(record)  # type: ignore[no-any-return]
+
+
+def draw(graph: Graph | Capture, cut: Cut | None = None) -> Drawing:
     """The picture of a graph, with the parts of a cut of it when one is given.
 
-    Raises `ValueError` when the cut is of another graph.
+    Raises `ValueError` when the cut is of another graph, `TypeError` when `graph` is none.
     """
     from kit.graph.svg import to_svg
+
+    if isinstance(graph, Capture):
+        graph = graph.graph
+    if not isinstance(graph, Graph):
+        raise TypeError(
+            f"draw() got a {type(graph).__name__}, expected a Graph such as step.graph or kit.capture(...).graph; "
+            "other records show themselves in a notebook, kit.table(record) gives their text"
+        )
 
     if cut is None:
         return Drawing(svg=to_svg(graph), title=graph.name)
@@ -117,6 +141,14 @@ def _figure_svg(figure: Any) -> str:
     figure.savefig(stream, format="svg")
     return stream.getvalue()
 
+
+_TABLES: dict[type, tuple[str, str]] = {
+    Comparison: ("kit.comparison", "table"),
+    Cut: ("kit.partition.report", "table"),
+    Plan: ("kit.step.table", "table"),
+    Timeline: ("kit.timeline.table", "table"),
+    TuneReport: ("kit.tuning.table", "table"),
+}
 
 _SHOWN: dict[type, Callable[[Any], str]] = {
     Capture: _show_capture,

@@ -34,6 +34,14 @@ class StepOnRanks:
         """The graph that runs, after all passes; rank 0's, all ranks have the same."""
         return self.remote.group.run(_graph, self.remote)[0]  # type: ignore[no-any-return]
 
+    def full_state_dict(self) -> dict[str, Any]:
+        """The trained parameters and rank 0's buffers, whole, as the plain model names them.
+
+        The model given to `compile_step` was copied to the ranks: `model.load_state_dict(step.full_state_dict())`
+        brings back what they learned.
+        """
+        return self.remote.group.run(_state, self.remote)[0]  # type: ignore[no-any-return]
+
     def __repr__(self) -> str:
         return f"StepOnRanks({self._plan!r})"
 
@@ -46,6 +54,13 @@ def _graph(step: CompiledStep) -> Graph | None:
     import torch.distributed as dist
 
     return step.graph if dist.get_rank() == 0 else None
+
+
+def _state(step: CompiledStep) -> dict[str, Any] | None:
+    import torch.distributed as dist
+
+    state = step.full_state_dict()
+    return {name: value.cpu() for name, value in state.items()} if dist.get_rank() == 0 else None
 
 
 def _call(step: CompiledStep, windows: list[Any]) -> float:

@@ -9,13 +9,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kit.comparison import Comparison, Difference, differences
+from kit.graph.capture import call_arguments, export_module
 from kit.graph.capture import capture as _capture
 from kit.graph.capture_record import Capture
 from kit.graph.record import Graph
 from kit.graph.table import ChangeRow
 from kit.graph.table import compare as changes
 from kit.graph.words import bytes_text
-from kit.partition.cut import cut as cut
+from kit.partition.cut import cut as _cut
+from kit.partition.record import Cut
+from kit.partition.run import Stages
+from kit.partition.run import stages as _stages
 from kit.ranks import RankError, Ranks, Remote, current, in_rank, rank_device
 from kit.step import compiled
 from kit.step.compiled import CompiledStep
@@ -44,6 +48,23 @@ def capture(model: Any, batch: Any) -> Capture:
     return _capture(model, batch)
 
 
+def cut(graph: Graph | Capture, parts: int = 2, **options: Any) -> Cut:
+    """The contiguous cut of a forward graph with the fewest bytes crossing, within a balance.
+
+    See `kit.partition.cut.cut` for the options: `balance`, `eps`, measured `seconds` and more.
+    """
+    return _cut(graph.graph if isinstance(graph, Capture) else graph, parts, **options)
+
+
+def stages(cut: Cut, model: Any, batch: Any) -> Stages:
+    """The parts of a cut of `kit.capture(model, batch)` as modules that run one after the other.
+
+    They hold the model's own parameters. Raises `CutError` when the cut is of another graph.
+    """
+    args, kwargs = call_arguments(batch)
+    return _stages(cut, export_module(model, args, kwargs))
+
+
 def compile_step(
     model: Any, optimizer: Any, loss: Any, batch: Any, *, strategy: str | Strategy = "ddp", **options: Any
 ) -> CompiledStep | StepOnRanks:
@@ -61,14 +82,15 @@ def compile_step(
 def profile(step: Any, batches: Any, *, warmup: int = 1, active: int = 3) -> Timeline:
     """Profile `active` steps on every rank after `warmup` more; one Timeline of all ranks.
 
-    `step` is called with one item of `batches` (on each rank its own). In a rank, every rank calls
-    this and each gets the whole Timeline. From the notebook, `step` and `batches` are references
-    such as `ranks["step"]`, or a function and data that are sent.
+    `step` is called with one item of `batches` (on each rank its own; a list is a window of
+    micro-batches). In a rank, every rank calls this and each gets the whole Timeline. From the
+    notebook, `step` and `batches` are references such as `ranks["step"]`, or a function and data
+    that are sent.
     """
     if in_rank():
         import torch.distributed as dist
 
-        mine = profile_rank(step, batches, warmup=warmup, active=active, device=rank_device())
+        mine = _profile(step, batches, warmup, active)
         parts: list[Timeline | None] = [None] * dist.get_world_size()
         dist.all_gather_object(parts, mine)
         return merge([part for part in parts if part is not None])
@@ -149,7 +171,10 @@ def _compile(model: Any, optimizer: Any, loss: Any, batch: Any, options: dict[st
 
 
 def _profile(step: Any, batches: Any, warmup: int, active: int) -> Timeline:
-    return profile_rank(step, batches, warmup=warmup, active=active, device=rank_device())
+    def call(batch: Any) -> object:  # a list is a window of micro-batches, as in StepOnRanks
+        return step(*batch) if isinstance(batch, list) else step(batch)
+
+    return profile_rank(call, batches, warmup=warmup, active=active, device=rank_device())
 
 
 def _measure(setting: Setting, build: Build, steps: int) -> Measurement:

@@ -29,7 +29,8 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> torch
     """
     mode = fake_mode_of(inputs)
     fakes = [as_fake(mode, tensor) for tensor in inputs]
-    with fx_traceback.preserve_node_meta():
+    # oneDNN's fused RNN layer cannot be replayed: its backward needs a workspace that a graph does not hold.
+    with fx_traceback.preserve_node_meta(), torch.backends.mkldnn.flags(enabled=False):
         return make_fx(function)(*fakes)
 
 

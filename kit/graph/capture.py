@@ -51,7 +51,7 @@ def capture(model: torch.nn.Module, batch: object) -> Capture:
     Raises `CaptureError` when Python code of the model depends on the values of a tensor, or the model
     fails; `TypeError` for another kind of batch.
     """
-    args, kwargs = _call_arguments(batch)
+    args, kwargs = call_arguments(batch)
     name = type(model).__name__
     gm = export_module(model, args, kwargs)
     try:
@@ -81,7 +81,8 @@ def export_module(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping
     return gm
 
 
-def _call_arguments(batch: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_arguments(batch: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named arguments of a model for a batch: a tensor, a tuple or a dict."""
     if isinstance(batch, torch.Tensor):
         return (batch,), {}
     if isinstance(batch, (tuple, list)):

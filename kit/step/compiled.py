@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from kit import progress
 from kit._torch.executors import EXECUTORS
+from kit._torch.optimizers import note_step
 from kit.graph.liveness import peak_bytes
 from kit.graph.record import Graph
 from kit.step.agreement import require_same_graph
@@ -76,6 +77,7 @@ class CompiledStep:
             rate.fill_(float(group["lr"]))
         with torch.no_grad(), self._life.step():
             loss, *norm = self._run(*self._held, *batch_tensors(window))
+        note_step(self._optimizer)
         self.grad_norm = norm[0] if norm else None
         return loss  # type: ignore[no-any-return]
 
@@ -157,6 +159,9 @@ def compile_step(
     executor: str = "eager",
 ) -> CompiledStep:
     """Compile one training step of this rank into one static graph with its collectives inside.
+
+    What is no tensor (numbers, the train mode, hyper-parameters but lr) is a constant of the graph; each rank keeps
+    its own buffers (BatchNorm statistics are those of its batches), `full_state_dict` gives this rank's.
 
     `loss(model, batch)` returns the mean over the micro-batch's rows, or a pair (sum, count) that
     is divided exactly by the count over all ranks and micro-batches. `batch`: an example

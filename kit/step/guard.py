@@ -32,6 +32,7 @@ class Guard:
     micro_batches: int
     leaves: tuple[Leaf, ...]
     modes: tuple[bool, ...]
+    trainable: tuple[str, ...]
     settings: tuple[dict[str, Any], ...]
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -39,8 +40,9 @@ class Guard:
     def require(self, window: Sequence[Any]) -> None:
         """Raise `GuardError` that names the first difference."""
         if len(window) != self.micro_batches:
+            one = " (one batch is one argument: step((x, y)))" if self.micro_batches == 1 else ""
             raise GuardError(
-                f"got {len(window)} micro-batches, the step was compiled for {self.micro_batches}; pass "
+                f"got {len(window)} micro-batches, the step was compiled for {self.micro_batches}{one}; pass "
                 f"{self.micro_batches}, or compile a step for {len(window)} with accumulation={len(window)}"
             )
         leaves = tuple(_leaf(leaf) for leaf in trees.leaves(list(window)))
@@ -50,6 +52,13 @@ class Guard:
             raise GuardError(
                 "the model's train/eval mode changed since the step was compiled; call model.train() or model.eval() "
                 "as it was, or compile again"
+            )
+        if _trainable(self.model) != self.trainable:
+            changed = sorted(set(_trainable(self.model)) ^ set(self.trainable))
+            more = ", ..." if len(changed) > 4 else ""
+            raise GuardError(
+                f"requires_grad of {', '.join(changed[:4])}{more} changed since the step was compiled; "
+                "set it as it was, or compile again"
             )
         if self.settings != _settings(self.optimizer):
             old, new = next((o, n) for o, n in zip(self.settings, _settings(self.optimizer), strict=False) if o != n)
@@ -62,10 +71,13 @@ class Guard:
     def _difference(self, leaves: tuple[Leaf, ...], window: Sequence[Any]) -> str:
         for number, (seen, expected) in enumerate(zip(leaves, self.leaves, strict=False)):
             if seen != expected:
-                return (
-                    f"batch leaf {number} is {_leaf_text(seen)}, the step was compiled for {_leaf_text(expected)}; "
+                advice = (
                     "pad or drop the batch to that shape, or compile a step for the new one"
+                    if _is_tensor(seen) and _is_tensor(expected)
+                    else "what is no tensor is a constant of the graph: pass it as a tensor, or compile again"
                 )
+                was = _leaf_text(expected)
+                return f"batch leaf {number} is {_leaf_text(seen)}, the step was compiled for {was}; {advice}"
         return (
             f"the batch is nested as {trees.structure(list(window))}, the step was compiled for {self.form}; pass "
             "batches of the same form as the example"
@@ -80,6 +92,7 @@ def guard_of(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Inputs)
         micro_batches=len(window),
         leaves=tuple(_leaf(leaf) for leaf in trees.leaves(window)),
         modes=_modes(model),
+        trainable=_trainable(model),
         settings=_settings(optimizer),
         model=model,
         optimizer=optimizer,
@@ -90,14 +103,22 @@ def _leaf(leaf: Any) -> Leaf:
     return (tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else leaf
 
 
+def _is_tensor(leaf: Leaf) -> bool:
+    return isinstance(leaf, tuple) and len(leaf) == 3 and isinstance(leaf[1], torch.dtype)
+
+
 def _leaf_text(leaf: Leaf) -> str:
-    if isinstance(leaf, tuple) and len(leaf) == 3 and isinstance(leaf[1], torch.dtype):
+    if _is_tensor(leaf):
         return f"{str(leaf[1]).removeprefix('torch.')}{list(leaf[0])} on {leaf[2]}"
     return repr(leaf)
 
 
 def _modes(model: nn.Module) -> tuple[bool, ...]:
     return tuple(module.training for module in model.modules())
+
+
+def _trainable(model: nn.Module) -> tuple[str, ...]:
+    return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], ...]:

@@ -92,6 +92,7 @@ def trace_step(model: nn.Module, loss: Loss, inputs: Inputs, axes: Axes, recipe:
     It returns the loss and, when gradients are clipped, their norm before.
     Raises `TraceError` naming the user's line when values decide what is run.
     """
+    _refuse_hooks(model)
     unused: list[str] = []
 
     def step(*flat: torch.Tensor) -> list[torch.Tensor]:
@@ -103,6 +104,7 @@ def trace_step(model: nn.Module, loss: Loss, inputs: Inputs, axes: Axes, recipe:
     except tracing.DATA_DEPENDENT as error:
         raise TraceError(_data_dependent_text(error)) from error
     _refuse_in_place_collectives(module)
+    _refuse_own_constants(module, model)
     fill_gaps(module)
     return Traced(module=module, unused=tuple(unused))
 
@@ -117,6 +119,28 @@ def _refuse_in_place_collectives(module: torch.fx.GraphModule) -> None:
             )
 
 
+def _refuse_own_constants(module: torch.fx.GraphModule, model: nn.Module) -> None:
+    """A parameter of the model that ends as a constant of the graph would never be trained again."""
+    own = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    for node in module.graph.nodes:
+        name = own.get(id(getattr(module, str(node.target), None))) if node.op == "get_attr" else None
+        if name is not None:
+            source = node.meta.get("custom", {}).get("kit_source") or "an unknown line"
+            raise TraceError(
+                f"{source}: the step reads {name} of the model in a way that does not go through the module, so the "
+                "graph would keep its present value; use the `model` argument of the loss and module attributes"
+            )
+
+
+def _refuse_hooks(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks:
+            raise TraceError(
+                f"{name} has a gradient hook, which a static step would not call; remove it and change the gradient "
+                "in the loss, or use clip_norm="
+            )
+
+
 def _run(
     loss: _LossOf, args: Unflattened, inputs: Inputs, axes: Axes, recipe: Recipe, unused: list[str]
 ) -> list[torch.Tensor]:
@@ -125,7 +149,8 @@ def _run(
         exchange.gathered(slot, local, axes, recipe.precision) for slot, local in zip(slots, args.locals, strict=True)
     ]
     total, weight, local = _accumulate(loss, args, inputs, axes, whole)
-    unused[:] = [slot.name for slot, g in zip(slots, local, strict=True) if g is None]
+    trained = {row for group in inputs.groups for row in group.slot_rows}
+    unused[:] = [slots[row].name for row in sorted(trained) if local[row] is None]
     with tracing.node_note(note("backward", "loss")):
         if weight is None:
             outputs = [exchange.summed(total, axes)]
@@ -170,6 +195,7 @@ def _accumulate(
     names = [f"model.{slot.name}" for slot in inputs.slots]
     others = {f"model.{name}": value for name, value in args.others.items()}
     rows = [rows_of(batch) for batch in args.window]
+    trained = sorted(row for group in inputs.groups for row in group.slot_rows)
     total: torch.Tensor | None = None
     weight: torch.Tensor | None = None
     gradients: list[torch.Tensor | None] = [None] * len(whole)
@@ -177,13 +203,16 @@ def _accumulate(
         with tracing.node_note(note("forward")):
             leaves = [value.detach().requires_grad_() for value in whole]
         swapped = others | dict(zip(names, leaves, strict=True))
-        backward = partial(_backward, leaves=leaves, share=rows[number] / (sum(rows) * axes.size))
+        backward = partial(
+            _backward, leaves=[leaves[row] for row in trained], share=rows[number] / (sum(rows) * axes.size)
+        )
         with torch.enable_grad():
             value, count, found = functional_call(loss, swapped, (batch, backward), tie_weights=True)
         with tracing.node_note(note("backward", "loss")):
             total = value.detach() if total is None else total + value.detach()
             weight = count if weight is None or count is None else weight + count
-            gradients = [_plus(old, new) for old, new in zip(gradients, found, strict=True)]
+            for row, gradient in zip(trained, found, strict=True):
+                gradients[row] = _plus(gradients[row], gradient)
     if total is None:
         raise TraceError("the window holds no micro-batch; expected at least one")
     return total, weight, gradients

@@ -58,7 +58,8 @@ class TuneReport:
 
     def __repr__(self) -> str:
         if self.best is None:
-            return f"TuneReport(global batch {self.global_batch}: none of {len(self.measurements)} settings ran)"
+            why = f": {self.measurements[0].failure}" if self.measurements else ""
+            return f"TuneReport(global batch {self.global_batch}: none of {len(self.measurements)} settings ran{why})"
         s = self.best.setting
         return (
             f"TuneReport(global batch {self.global_batch} on {self.world_size} ranks: best of "

@@ -119,3 +119,44 @@ def test_two_graphs_are_compared_by_what_they_hold(ranks2):
     assert found["all_reduce"] == (str(len(list(GPT().parameters())) + 1), "2")
     assert "<td" in kit.compare(before, after)._repr_html_()
     assert not kit.compare(before, before)
+
+
+def test_a_list_item_is_a_window_of_micro_batches_when_profiled(ranks2):
+    def make():
+        torch.manual_seed(0)
+        model = GPT()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return kit.compile_step(model, optimizer, next_token_loss, batch(2), accumulation=2)
+
+    timeline = kit.profile(ranks2.hold(make), [[batch(2), batch(2)]] * 3, warmup=1, active=2)
+    assert timeline.ranks == (0, 1)
+    assert "compute" in str(kit.table(timeline))
+
+
+def test_a_cut_of_a_captured_model_runs_as_the_model():
+    torch.manual_seed(0)
+    model = GPT(layers=3)
+    ids = batch()[0]
+    cut = kit.cut(kit.capture(model, (ids,)), parts=2)
+    stages = kit.stages(cut, model, (ids,))
+    assert torch.equal(stages(ids), model(ids))
+    assert kit.draw(kit.capture(model, (ids,)), cut).svg.startswith("<svg")
+
+
+def test_what_the_ranks_learned_comes_back_to_the_model_of_the_notebook(ranks2):
+    torch.manual_seed(0)
+    model = GPT()
+    before = next_token_loss(model, batch()).item()
+    step = kit.compile_step(
+        model, torch.optim.AdamW(model.parameters(), lr=1e-2), next_token_loss, batch(), strategy="fsdp"
+    )
+    for _ in range(5):
+        last = step(batch(), batch())
+    model.load_state_dict(step.full_state_dict())
+    assert next_token_loss(model, batch()).item() < last < before
+
+
+@pytest.mark.parametrize("what", [kit.draw, kit.table])
+def test_drawing_something_else_says_what_is_taken(what):
+    with pytest.raises(TypeError, match=r"got a dict"):
+        what({})

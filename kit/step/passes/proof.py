@@ -23,7 +23,7 @@ def apply_pass(name: str, module: torch.fx.GraphModule, change: Pass) -> torch.f
 
     Raises `PassError` when the graph is malformed or the reduced elements of a group differ.
     """
-    changed = copy.deepcopy(module)
+    changed = copy.deepcopy(module, _shared_tensors(module))
     try:
         change(changed)
         changed.graph.eliminate_dead_code()
@@ -39,6 +39,12 @@ def apply_pass(name: str, module: torch.fx.GraphModule, change: Pass) -> torch.f
             f"expected {dict(before)} as before it"
         )
     return changed
+
+
+def _shared_tensors(module: torch.fx.GraphModule) -> dict[int, object]:
+    """A deepcopy memo that keeps tensors from outside the step (a teacher, a mask) as they are, not as copies."""
+    held = (getattr(module, str(node.target), None) for node in module.graph.nodes if node.op == "get_attr")
+    return {id(value): value for value in held if isinstance(value, torch.Tensor)}
 
 
 def reduced_elements(module: torch.fx.GraphModule) -> Counter[tuple[str, str, str]]:
