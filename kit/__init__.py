@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from kit.ranks import RankError as RankError
     from kit.ranks import launch as launch
     from kit.ranks import shutdown as shutdown
+    from kit.step.hardware import Hardware as Hardware
+    from kit.step.planning import plan as plan
     from kit.step.precision import Precision as Precision
     from kit.step.strategy import DDP as DDP
     from kit.step.strategy import FSDP as FSDP
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _HOME = {
     "DDP": "kit.step.strategy",
     "FSDP": "kit.step.strategy",
+    "Hardware": "kit.step.hardware",
     "HSDP": "kit.step.strategy",
     "Precision": "kit.step.precision",
     "RankError": "kit.ranks",
@@ -43,6 +46,7 @@ _HOME = {
     "draw": "kit.display",
     "launch": "kit.ranks",
     "load": "kit.archive",
+    "plan": "kit.step.planning",
     "profile": "kit.verbs",
     "read": "kit.timeline.read",
     "save": "kit.archive",

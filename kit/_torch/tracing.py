@@ -29,9 +29,21 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> torch
     """
     mode = fake_mode_of(inputs)
     fakes = [as_fake(mode, tensor) for tensor in inputs]
-    # oneDNN's fused RNN layer cannot be replayed: its backward needs a workspace that a graph does not hold.
-    with fx_traceback.preserve_node_meta(), torch.backends.mkldnn.flags(enabled=False):
+    with fx_traceback.preserve_node_meta(), _without_onednn():
         return make_fx(function)(*fakes)
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Trace the plain operators: the backward of oneDNN's fused RNN layer needs what a graph does not hold.
+
+    Not `mkldnn.flags()`, which also sets the TF32 switch and warns of it.
+    """
+    enabled = torch.backends.mkldnn.set_flags(False)[0]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(enabled)  # type: ignore[no-untyped-call]
 
 
 def set_node_note(note: dict[str, str] | None) -> None:

@@ -23,11 +23,12 @@ from kit.step.life import Life, require_same_step
 from kit.step.lower import Lowered, lower
 from kit.step.mesh import Axes, axes_of
 from kit.step.placement import full_value, rebind
-from kit.step.precision import Precision, precision_of
+from kit.step.precision import Precision
+from kit.step.recipe import Recipe, recipe_of
 from kit.step.record import Plan
 from kit.step.state import show_state
 from kit.step.strategy import Strategy, StrategyError, strategy_of
-from kit.step.trace import Loss, Recipe
+from kit.step.trace import Loss
 
 CUDA_GRAPH = "cuda_graph"
 
@@ -179,7 +180,7 @@ def compile_step(
     chosen = strategy_of(strategy)
     window = _window(batch, accumulation)
     _require_executor(executor, model)
-    recipe = _recipe(precision, clip_norm, checkpointing)
+    recipe = recipe_of(precision, clip_norm, checkpointing)
     return _build(model, optimizer, loss, window, strategy=chosen, mesh=mesh, recipe=recipe, executor=executor)
 
 
@@ -226,13 +227,6 @@ def _runner(executor: str, module: torch.fx.GraphModule, inputs: Inputs) -> Call
     if executor == CUDA_GRAPH:
         return CudaGraphRun(EXECUTORS["inductor"](module), held=len(inputs.held()))
     return EXECUTORS[executor](module)
-
-
-def _recipe(precision: str | Precision | None, clip_norm: float | None, checkpointing: str | Sequence[str]) -> Recipe:
-    if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm is {clip_norm}, expected a number above 0 or None for no clipping")
-    patterns = (checkpointing,) if isinstance(checkpointing, str) else tuple(checkpointing)
-    return Recipe(precision=precision_of(precision), clip_norm=clip_norm, checkpointing=patterns)
 
 
 def _window(batch: Any, accumulation: int) -> list[Any]:

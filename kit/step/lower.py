@@ -16,13 +16,15 @@ from kit.graph.record import Graph
 from kit.step.inputs import Inputs, inputs_of
 from kit.step.mesh import Axes
 from kit.step.passes.bucket import bucket_gathers, bucket_reductions
+from kit.step.passes.overlap import start_gathers_early
 from kit.step.passes.proof import Pass, apply_pass
 from kit.step.passes.reshard import reshard_after_forward
 from kit.step.placement import place
 from kit.step.plan import plan_of
+from kit.step.recipe import Recipe
 from kit.step.record import Plan
 from kit.step.strategy import DDP, Strategy
-from kit.step.trace import Loss, Recipe, Traced, trace_step
+from kit.step.trace import Loss, Traced, trace_step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,6 +93,7 @@ def _rewrite(traced: Traced, inputs: Inputs, strategy: Strategy) -> list[Stage]:
         changes.append(("bucket gathers", lambda gm: bucket_gathers(gm, limit)))
         if strategy.reshard_after_forward:
             changes.append(("reshard after forward", reshard_after_forward))
+        changes.append(("start gathers early", start_gathers_early))
     names = tuple(inputs.names())
     module = apply_pass("remove dead code", traced.module, lambda gm: None)
     stages = [Stage(name="traced", module=traced.module, input_names=names)]

@@ -27,12 +27,46 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One collective on the communication lane, seconds from the start of the step; `exposed` is waited for."""
+
+    name: str
+    start: float
+    end: float
+    exposed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A step on modelled hardware.
+
+    `seconds`: the step. `compute_seconds` and `communication_seconds`: sums of each lane.
+    `exposed_seconds`: what compute stands still. `peak_bytes`: by liveness of the graph, without the
+    allocator's rounding and the libraries' workspaces.
+    """
+
+    hardware: str
+    seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+    peak_bytes: int
+    spans: tuple[Span, ...]
+
+    @property
+    def exposed_share(self) -> float:
+        """Exposed communication as a share of the step, 0 to 1."""
+        return self.exposed_seconds / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A step's collectives and sizes.
 
     `passes`: the rewrites that were applied, in order. `micro_batch_rows`: rows of each micro-batch
     of one rank, in order, so a short one is seen. `parameter_bytes` and `state_bytes`: what this
-    rank keeps. `unused`: parameters that the loss does not depend on; they are not updated.
+    rank keeps. `estimate`: times and memory on modelled hardware, where asked for.
+    `unused`: parameters that the loss does not depend on; they are not updated.
     """
 
     strategy: str
@@ -44,6 +78,7 @@ class Plan:
     parameter_bytes: int
     state_bytes: int
     unused: tuple[str, ...]
+    estimate: Estimate | None = None
 
     def __repr__(self) -> str:
         return (

@@ -24,6 +24,13 @@ def table(plan: Plan, *, limit: int = 40) -> Table:
     notes = [repr(plan)]
     if len(plan.sends) > limit:
         notes.append(f"{len(plan.sends) - limit} more collectives are not shown")
+    if plan.estimate is not None:
+        guess = plan.estimate
+        notes.append(
+            f"estimated on {guess.hardware}: {guess.seconds * 1e3:.1f} ms a step, "
+            f"compute {guess.compute_seconds * 1e3:.1f} ms, exposed communication {guess.exposed_share:.0%}, "
+            f"peak {bytes_text(guess.peak_bytes)}"
+        )
     if plan.unused:
         notes.append(f"not trained, the loss does not depend on them: {', '.join(plan.unused)}")
     return Table(head=head, rows=rows, notes=tuple(notes), left=(0, 1, 3, 6, 7))

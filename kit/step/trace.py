@@ -22,6 +22,7 @@ from kit.step.inputs import Inputs, Unflattened
 from kit.step.mesh import Axes
 from kit.step.precision import Precision
 from kit.step.provenance import fill_gaps, is_user_file, note, watch_backward, watch_forward
+from kit.step.recipe import Recipe
 from kit.step.update import update
 
 Loss = Callable[[nn.Module, Any], "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
@@ -37,19 +38,6 @@ class Traced:
 
     module: torch.fx.GraphModule
     unused: tuple[str, ...]  # parameters that the loss does not depend on: neither reduced nor updated
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How a step computes, beside its strategy.
-
-    `clip_norm`: largest norm of the gradient over all parameters. `checkpointing`: patterns of module
-    paths (`blocks.*`) whose activations are computed again in the backward instead of kept.
-    """
-
-    precision: Precision | None = None
-    clip_norm: float | None = None
-    checkpointing: tuple[str, ...] = ()
 
 
 class _LossOf(nn.Module):

@@ -8,6 +8,7 @@ A bucket of one is moved and not packed, so `max_bytes=None` still starts early.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,9 +32,9 @@ def bucket_reductions(module: GraphModule, max_bytes: float | None) -> None:
         (collectives.REDUCE_SCATTER, _pack_reduce_scatter),
     ):
         place = positions(module.graph)
-        chains = [chain for chain in chains_of(module, target) if chain.value.numel() > 2]
+        chains = [chain for chain in chains_of(module, target) if chain.wait.users and not _is_of_the_loss(chain)]
         chains.sort(key=lambda chain: place[chain.source])
-        for bucket in _buckets(chains, max_bytes):
+        for bucket in _buckets(chains, max_bytes, partial(_is_ready_before_read, place)):
             pack(module, bucket, max((chain.source for chain in bucket), key=place.__getitem__))
 
 
@@ -42,7 +43,7 @@ def bucket_gathers(module: GraphModule, max_bytes: float | None) -> None:
     place = positions(module.graph)
     chains = [chain for chain in chains_of(module, collectives.ALL_GATHER) if chain.wait.users]
     chains.sort(key=lambda chain: place[first_user([chain.wait], place)])
-    for bucket in _buckets(chains, max_bytes):
+    for bucket in _buckets(chains, max_bytes, lambda members: True):
         reader = first_user([chain.wait for chain in bucket], place)
         for chain in bucket:
             if chain.source.op != "placeholder" and place[chain.source] > place[reader]:
@@ -50,14 +51,27 @@ def bucket_gathers(module: GraphModule, max_bytes: float | None) -> None:
         _pack_all_gather(module, bucket, reader)
 
 
-def _buckets(chains: Sequence[Chain], max_bytes: float | None) -> list[list[Chain]]:
-    """Neighbouring chains of one key, each bucket up to `max_bytes` (a larger tensor is alone)."""
+def _is_of_the_loss(chain: Chain) -> bool:
+    return bool(chain.start.meta.get("custom", {}).get("kit_module") == "loss")
+
+
+def _is_ready_before_read(place: dict[Node, int], members: Sequence[Chain]) -> bool:
+    """Whether the last of the members' data exists before the first of their results is read."""
+    last = max(place[chain.source] for chain in members)
+    return last < place[first_user([chain.wait for chain in members], place)]
+
+
+def _buckets(
+    chains: Sequence[Chain], max_bytes: float | None, fit: Callable[[Sequence[Chain]], bool]
+) -> list[list[Chain]]:
+    """Neighbouring chains of one key that `fit` together, each bucket up to `max_bytes` (a larger tensor is alone)."""
     open_buckets: dict[tuple[str, str], list[Chain]] = {}
     buckets: list[list[Chain]] = []
     for chain in chains:
         bucket = open_buckets.get(chain.key)
         limit = -1.0 if max_bytes is None else max_bytes
-        if bucket is None or sum(c.bytes_sent for c in bucket) + chain.bytes_sent > limit:
+        full = bucket is None or sum(c.bytes_sent for c in bucket) + chain.bytes_sent > limit
+        if bucket is None or full or not fit([*bucket, chain]):
             bucket = []
             buckets.append(bucket)
             open_buckets[chain.key] = bucket
