@@ -16,6 +16,7 @@ from kit.graph.record import Graph
 from kit.step.inputs import Inputs, inputs_of
 from kit.step.mesh import Axes
 from kit.step.passes.bucket import bucket_gathers, bucket_reductions
+from kit.step.passes.hoist import hoist_preparations
 from kit.step.passes.overlap import start_gathers_early
 from kit.step.passes.proof import Pass, apply_pass
 from kit.step.passes.reshard import reshard_after_forward
@@ -88,7 +89,10 @@ def lower(
 def _rewrite(traced: Traced, inputs: Inputs, strategy: Strategy) -> list[Stage]:
     """Apply the passes of a strategy; the graph after each is kept as a record."""
     limit = None if strategy.bucket_mb is None else strategy.bucket_mb * 1e6
-    changes: list[tuple[str, Pass]] = [("bucket reductions", lambda gm: bucket_reductions(gm, limit))]
+    changes: list[tuple[str, Pass]] = [
+        ("hoist preparations", hoist_preparations),
+        ("bucket reductions", lambda gm: bucket_reductions(gm, limit)),
+    ]
     if not isinstance(strategy, DDP):
         changes.append(("bucket gathers", lambda gm: bucket_gathers(gm, limit)))
         if strategy.reshard_after_forward:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 import torch
 from small_models import GPT, next_token_loss
 
@@ -71,6 +72,22 @@ def test_buckets_keep_under_their_limit(ranks2):
 def test_reductions_start_before_the_backward_is_over(ranks2):
     (_, plan), _ = ranks2.run(graphs_and_plan, DDP(bucket_mb=0.01))
     assert any(send.nodes_hiding > 20 for send in plan.sends if send.phase == "backward")
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"accumulation": 2}], ids=str)
+def test_casts_and_sums_of_gradients_hold_no_reduction_back(ranks2, options):
+    def reductions():
+        torch.manual_seed(0)
+        model = GPT()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plan = compile_step(model, optimizer, next_token_loss, batch(), strategy=FSDP(bucket_mb=0.004), **options).plan
+        return [send.module for send in plan.sends if send.name.startswith("reduce_scatter")]
+
+    order = ranks2.run(reductions)[0]
+    # The last layers' gradients are ready first; the embedding's last.
+    assert order[0] in ("head", "norm")
+    assert order.index("blocks.1.down") < order.index("blocks.0.down")
+    assert order[-1] in ("token", "(model)")
 
 
 def test_nearly_every_node_knows_its_line(ranks2):

@@ -74,7 +74,8 @@ def graph_of(rows):
     return Graph(
         name="by hand", names=tuple(f"n{i}" for i in range(count)), targets=tuple(row[1] for row in rows),
         kinds=tuple(row[0] for row in rows), phases=(Phase.FORWARD,) * count, modules=("",) * count,
-        sources=("",) * count, shapes=("",) * count, groups=tuple("g" if row[0] is Kind.COLLECTIVE else "" for row in rows),
+        sources=("",) * count, shapes=("",) * count,
+        groups=tuple("g" if row[0] is Kind.COLLECTIVE else "" for row in rows),
         parameter=("",) * count, bytes_out=np.array([row[3] for row in rows]), bytes_moved=np.zeros(count, np.int64),
         flops=np.array([row[2] * 1e3 for row in rows], float), storage=np.arange(count, dtype=np.int32),
         mutates=np.full(count, -1, np.int32), edge_from=np.array([e[0] for e in edges], np.int32),
