@@ -3,12 +3,14 @@ VENV ?= .venv
 TORCH ?= cpu
 PYTHON ?= python3
 NAME ?=
+RESULT ?=
 
 PY := $(VENV)/bin/python
 INPUTS := pyproject.toml constraints-cpu.txt
 QUICKSTART := notebooks/01_quickstart.ipynb
 # Unit tests first: they fail soonest.
 SUITE := $(wildcard tests/test_*.py tests/kit tests/widgets tests/notebooks tests/gpu tests/browser)
+BENCHES := $(basename $(notdir $(wildcard tests/bench/[a-z]*.py)))
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
@@ -24,9 +26,9 @@ test: $(VENV)/.kit-test-$(strip $(TORCH)) ## install what tests need, run all th
 	@$(PY) -m kit.preflight test
 	@$(PY) -m pytest $(SUITE)
 
-bench: $(VENV)/.kit-bench-$(strip $(TORCH)) ## run the benchmarks; NAME=word picks those whose name has it
-	@$(if $(wildcard tests/bench/bench_*.py),$(PY) -m pytest tests/bench -s -o python_files='bench_*.py' \
-	  $(if $(NAME),-k '$(NAME)'),echo "no benchmarks yet: tests/bench has no bench_*.py")
+bench: $(VENV)/.kit-bench-$(strip $(TORCH)) ## measure beside others: NAME=ranks (no NAME: list them), RESULT=file.json
+	@if [ -n "$(NAME)" ]; then $(PY) tests/bench/$(NAME).py $(if $(RESULT),--out $(RESULT)); \
+	  else echo "make bench NAME=..., one of: $(BENCHES)"; fi
 
 lint: $(VENV)/.kit-test-$(strip $(TORCH)) ## ruff check, ruff format --check, mypy --strict
 	@$(PY) -m ruff check .

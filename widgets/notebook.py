@@ -26,6 +26,16 @@ def find_kernel() -> Any:
     return getattr(shell, "kernel", None)
 
 
+def hear_in_subshell(comm: Any) -> None:
+    """Let the page choose the thread that hears a widget, so that buttons work while a cell blocks the kernel.
+
+    JupyterLab 4.4 and later sends what widgets say to a subshell, but ipykernel 7.4 hands it to the thread that last
+    wrote to the widget, which for one made in a cell is the blocked one. Call it after each change of the widget.
+    Without that attribute (other versions) nothing changes.
+    """
+    vars(comm).pop("_reply_subshell_id", None)
+
+
 class CellWriter:
     """Writes text to the output of the cell that runs now."""
 

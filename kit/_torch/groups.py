@@ -20,6 +20,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # exported, but n
     distributed_c10d,
 )
 
+_CONNECT = timedelta(seconds=60)
 _NEEDED = ("_new_process_group_helper", "_abort_process_group", "_world")
 _PEER_LOST = (
     "Connection closed by peer",
@@ -42,8 +43,14 @@ def serve_store(host: str) -> tuple[Any, int]:
 
 
 def connect_store(host: str, port: int, *, timeout: timedelta) -> Any:
-    """A client of the store at that address."""
-    return TCPStore(host, port, None, False, timeout=timeout)
+    """A client of the store at that address; `timeout` for its waits.
+
+    Connecting may take longer: torch asks the name server for the name of the address, for its logs, and a lost
+    answer costs 5 s (seen; pytorch issue 159007).
+    """
+    store = TCPStore(host, port, None, False, timeout=max(timeout, _CONNECT))
+    store.set_timeout(timeout)
+    return store
 
 
 def prefixed(store: Any, prefix: str) -> Any:
@@ -86,6 +93,9 @@ def drop_groups() -> None:
     """
     if torch.distributed.is_initialized():
         distributed_c10d._abort_process_group()
+    # A join that was ended midway has counted already: with another count on another rank the next default groups
+    # would have different names, and the ranks would wait for each other's keys for ever (seen).
+    distributed_c10d._world.group_count = 0
 
 
 _before_abort: "weakref.WeakSet[Callable[[], None]]" = weakref.WeakSet()
@@ -140,12 +150,16 @@ def collectives_begun() -> dict[str, tuple[int, tuple[int, ...]]]:
     counts: dict[str, tuple[int, tuple[int, ...]]] = {}
     members: list[tuple[Any, Any]] = list(world.pg_names.items())
     for group, name in members:
-        try:
-            count = int(group._get_sequence_number_for_group())
-        except RuntimeError:  # a backend without counts (fake)
-            count = 0
-        counts[str(name)] = (count, tuple(world.pg_group_ranks.get(group, {})))
+        counts[str(name)] = (count_of(group), tuple(world.pg_group_ranks.get(group, {})))
     return counts
+
+
+def count_of(group: Any) -> int:
+    """How many collectives a group has begun in this process."""
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:  # a backend without counts (fake)
+        return 0
 
 
 def is_traced() -> bool:

@@ -19,17 +19,22 @@ from kit.ranks.channels import OF_A_RANK, Label, connect
 from kit.ranks.spec import Spec
 from kit.ranks.zygote import ForkRequest
 
+_TASK_NAMES = ("SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _SECRET_NAMES = ("IPP_CONNECTION_INFO",)  # of the engine; ranks have no use for the key to the cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an engine runs: host name, Python, cores it may use, the GPUs it is shown ("" when all)."""
+    """Where an engine runs: host name, Python, cores it may use, the GPUs it is shown ("" when all).
+
+    `task` is the number that Slurm or MPI has given it, -1 when nobody has.
+    """
 
     host: str
     python: tuple[int, int]
     cores: tuple[int, ...]
     visible_gpus: str
+    task: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,7 @@ def prepare() -> Place:
         python=sys.version_info[:2],
         cores=tuple(sorted(os.sched_getaffinity(0))),
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        task=int(next((os.environ[name] for name in _TASK_NAMES if name in os.environ), -1)),
     )
 
 

@@ -51,10 +51,11 @@ class Calls:
         ranks: Sequence[int] | None = None,
         timeout: float | None = None,
         owner: object = None,
+        title: str = "",
     ) -> list[Any]:
         """`function(*args)` on the ranks (None: all), results in the order of `ranks`.
 
-        `owner` is the group whose references the arguments may hold.
+        `owner` is the group whose references the arguments may hold; `title` names the call in its progress.
         """
         chosen = list(range(self._world_size)) if ranks is None else list(ranks)
         self.require_known(chosen)
@@ -63,16 +64,18 @@ class Calls:
             self._require_alive(chosen)
             value = _packed(function, args, owner)
             forget, self.forgotten[:] = tuple(self.forgotten), []
+            view = self._state.begin_call(title or getattr(function, "__name__", "call"))
             number = self._state.send(chosen, Kind.CALL, value, forget=forget)
             limit = self._timeout if timeout is None else timeout
             try:
-                outcome = gather(self._state, number, chosen, timeout=limit)
+                outcome = gather(self._state, number, chosen, timeout=limit, call=view)
             except BaseException:  # a sink or a progress listener of the person's raised: the ranks go on
                 self._state.abort("the notebook stopped waiting")
                 self._state.begin_join()
                 raise
             results, unread = _read_values(outcome)
             note = self._settle(outcome)
+            self._tell_edited()
         _raise_failures(outcome, unread, note=note, timeout=limit)
         return [results[rank] for rank in chosen]
 
@@ -92,7 +95,7 @@ class Calls:
                 with self._state.stop_button():
                     yield
             finally:
-                self._caller = None
+                self._caller = self._state.call = None
 
     def begin(self, ranks: Sequence[int]) -> None:
         """Make processes for the ranks and wait until they can take commands. Raises `RankError`."""
@@ -100,6 +103,12 @@ class Calls:
             self._state.spawn(rank)
         outcome = gather(self._state, 0, ranks, timeout=JOIN_SECONDS)
         _raise_failures(outcome, [], note="", timeout=JOIN_SECONDS)
+
+    def renew(self, ranks: Sequence[int]) -> None:
+        """Start ranks anew and join all in a new group, unless others are dead still. Raises `RankError`."""
+        self.begin(ranks)
+        if len(self._state.living) == self._world_size:
+            self.join()
 
     def join(self) -> None:
         """Join all ranks in the group of the next epoch and wait for it. Raises `RankError`."""
@@ -146,6 +155,18 @@ class Calls:
             f"rank {rank} is dead ({how}); expected all of ranks {', '.join(map(str, ranks))} alive. "
             f"ranks.replace({rank}) starts it anew and rejoins all ranks.{others}"
         )
+
+    def _tell_edited(self) -> None:
+        """Say once, as a line of the ranks, which modules they run in an older form than is on disk."""
+        edited, self._state.edited = self._state.edited, {}
+        for module, ranks in edited.items():
+            self._state.sink(
+                min(ranks),
+                "stderr",
+                f"note: {module} was edited after rank{'s' if len(ranks) > 1 else ''} "
+                f"{', '.join(map(str, sorted(ranks)))} imported it, and the old code has run; ranks.reload() loads it "
+                "anew, ranks.autoreload = True before every cell",
+            )
 
     def _settle(self, outcome: Outcome) -> str:
         """Bring the group in order after a call; one sentence for the person on what became of it."""
@@ -195,18 +216,21 @@ def _read_values(outcome: Outcome) -> tuple[dict[int, Any], list[Failure]]:
 
 def _raise_failures(outcome: Outcome, unread: list[Failure], *, note: str, timeout: float | None) -> None:
     failures = [*outcome.failures, *unread]
+    if outcome.reason and outcome.stacks is not None:
+        note = "\n".join(part for part in (f"Where the ranks were: {outcome.stacks.explain()}.", note) if part)
     if outcome.reason == "interrupted":
-        raise InterruptedRanksError(failures, note=note)
+        raise InterruptedRanksError(failures, note=note, stacks=outcome.stacks)
     causes = [failure for failure in failures if failure.died]
     causes += [failure for failure in failures if not failure.died and not failure.folded]
     if outcome.reason == "timeout":
         late = [failure for failure in failures if failure.unanswered]
         first = late[0].rank if late else 0
         said = Failure(rank=first, type="Timeout", message=f"no answer within {timeout:g} s", frames=_at(late))
-        raise RankTimeoutError(causes or [said], consequences=late[1:], note=note)
+        raise RankTimeoutError(causes or [said], consequences=late[1:], note=note, stacks=outcome.stacks)
     if failures:
         causes = causes or failures[:1]
-        raise RankError(causes, consequences=[f for f in failures if f not in causes], note=note)
+        consequences = [f for f in failures if f not in causes]
+        raise RankError(causes, consequences=consequences, note=note, stacks=outcome.stacks)
 
 
 def _at(failures: list[Failure]) -> tuple[Any, ...]:

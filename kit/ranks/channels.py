@@ -98,7 +98,9 @@ class Landing:
             connection.sendall(mine)
             body = _exactly(connection, _LABEL_BYTES)
             theirs = _exactly(connection, _NONCE_BYTES)
-            if not hmac.compare_digest(_exactly(connection, _MAC_BYTES), _mac(self.secret, b"rank", mine, theirs, body)):
+            if not hmac.compare_digest(
+                _exactly(connection, _MAC_BYTES), _mac(self.secret, b"rank", mine, theirs, body)
+            ):
                 return None
             connection.sendall(_mac(self.secret, b"notebook", mine, theirs, body))
             _tune(connection)
@@ -119,9 +121,7 @@ def connect(address: tuple[str, int], secret: bytes, label: Label) -> socket.soc
         theirs = _exactly(connection, _NONCE_BYTES)
         mine = secrets.token_bytes(_NONCE_BYTES)
         connection.sendall(body + mine + _mac(secret, b"rank", theirs, mine, body))
-        if not hmac.compare_digest(
-            _exactly(connection, _MAC_BYTES), _mac(secret, b"notebook", theirs, mine, body)
-        ):
+        if not hmac.compare_digest(_exactly(connection, _MAC_BYTES), _mac(secret, b"notebook", theirs, mine, body)):
             raise OSError(f"{address[0]}:{address[1]} does not know the secret of this group; expected the notebook")
         _tune(connection)
     except EOFError as error:

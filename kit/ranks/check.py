@@ -10,7 +10,9 @@ import functools
 import inspect
 import json
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,6 +47,20 @@ class CollectiveMismatchError(RuntimeError):
     """Ranks met in collectives that do not fit together; none of them was begun."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparing:
+    """A collective that waits for the others to say what they do; `number` is the one torch will give it in `group`.
+
+    `group` "" is the one of all ranks; `since` is of the monotonic clock.
+    """
+
+    kind: str
+    group: str
+    number: int
+    tensors: str
+    since: float
+
+
 class Check:
     """Compares the collectives of this rank with those of the others; `renew` once for each epoch."""
 
@@ -52,6 +68,7 @@ class Check:
         self._rank = rank
         self._store: Any = None
         self._begun: dict[str, int] = {}
+        self.comparing: Comparing | None = None  # read by another thread
         for name, compared in _COMPARED.items():
             original = getattr(dist, name)
             setattr(dist, name, self._checked(name, original, compared))
@@ -85,8 +102,18 @@ class Check:
         members = dist.get_process_group_ranks(group)
         if self._rank not in members or len(members) < 2:
             return
-        shown = [_describe(arguments[part]) for part in compared if arguments.get(part) is not None]
-        said = self._exchange(group.group_name, members, f"{name}({', '.join(shown)})")
+        values = [arguments[part] for part in compared if arguments.get(part) is not None]
+        self.comparing = Comparing(
+            kind=name,
+            group="" if group is dist.group.WORLD else group.group_name,
+            number=groups.count_of(group) + 1,
+            tensors=", ".join(_describe(value) for value in values if isinstance(value, torch.Tensor)),
+            since=time.monotonic(),
+        )
+        try:
+            said = self._exchange(group.group_name, members, f"{name}({', '.join(map(_describe, values))})")
+        finally:
+            self.comparing = None
         if len({what for what, _ in said.values()}) > 1:
             raise CollectiveMismatchError(_told(said))
 

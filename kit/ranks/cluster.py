@@ -1,8 +1,8 @@
 """Ranks on many machines: ipyparallel starts engines, an agent in each engine starts the rank.
 
-The seam between the two engines of this room is `GroupState.spawn_process`: something that makes a rank and
-gives back the ends of its five streams. Here (`forkserver.py`) they are pipes, on a cluster (`channels.py`) sockets
-that the rank's machine opens to the notebook. Guard, epochs, errors, calls, output and magics do not see the difference.
+The seam is `starter.py`: something that makes a rank and gives back the ends of its five streams. On one machine
+(`forkserver.py`) they are inherited pipes, on a cluster (`channels.py`) sockets that the rank's machine opens to the
+notebook. Guard, epochs, errors, calls, output and magics do not see the difference.
 
 What is open on the notebook's machine, at the address `host` and nowhere else: ipyparallel's controller (encrypted
 with CurveZMQ, its key travels in the engines' environment), the rank connections (both sides prove the group's
@@ -14,13 +14,13 @@ What this engine cannot do, beside the local one:
 
 | | local | cluster |
 |---|---|---|
-| start to a working group | half a second when warm | seconds for ipyparallel, then `import torch` on each engine; a queue takes what it takes |
-| output of child processes | yes | yes: it does not go through ipyparallel, which would drop it |
+| start to a working group | 0.5 s when warm | seconds for ipyparallel, `import torch` on each engine, the queue |
+| output of child processes | yes | yes, past ipyparallel, which would drop it |
 | `/dev/stdout` opened by name in a rank | yes | no: it is a socket there |
 | crash stacks, last words, exit codes | yes | yes; a lost machine is noticed after half a minute and gives none |
 | environment of a replaced rank | the notebook's as it is then | the engine's, from when it was started |
 | files of the notebook's folder | yes | only on a file system that the machines share |
-| memory of a rank in `%ranks` | yes | only when it runs on the notebook's machine |
+| a place for a rank whose machine is lost | the same machine | a new job, which may have to queue |
 | other people on the network | shut out | see above |
 """
 
@@ -33,7 +33,9 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -42,16 +44,16 @@ from kit import progress
 from kit.ranks import agent
 from kit.ranks.agent import Dial, Order, Place
 from kit.ranks.channels import OF_A_RANK, Label, Landing, NoConnectionError
-from kit.ranks.cluster_options import ClusterOptions
+from kit.ranks.cluster_options import ClusterOptions, options_of, options_of_given_cluster
 from kit.ranks.errors import LaunchError
 from kit.ranks.forkserver import RankProcess
 from kit.ranks.spec import Spec, variables
+from kit.ranks.starter import MAX_THREADS
 from kit.ranks.zygote import receive_pickle, send_pickle
 
-MAX_THREADS = 8
 _MAIN = "import sys; sys.path[:0] = [{root!r}]; from kit.ranks.cluster_process import main; main({fd})"
 _CONNECT_SECONDS = 60.0
-_STOP_SECONDS = 20.0
+_STOP_SECONDS = 30.0  # more than the process takes for it at worst
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,8 +122,11 @@ class Engines:
         self._ask("open", self._options, self._world_size, self._connection, self._dial)
         import torch.distributed  # noqa: F401  # imported here while the cluster starts
 
-        self._take_in(self._answer(task))
-        self.engine_of = dict(enumerate(_host_by_host(self._places)))
+        try:
+            self._take_in(self._answer(task))
+        except _EngineGoneError as error:
+            raise LaunchError(f"{error}. Expected {self._world_size} engines that take work.") from error
+        self.engine_of = dict(enumerate(_in_order(self._places)))
 
     def start(self, spec: Spec) -> FarProcess:
         """Start a rank on its engine, on a new one when that is gone. Raises `LaunchError`."""
@@ -129,10 +134,13 @@ class Engines:
             return self._start_on(self.engine_of[spec.rank], spec)
         except _EngineGoneError:
             self._ask("add", tuple(self.engine_of.values()))
-            added = self._answer()
-            self._take_in(added)
-            (self.engine_of[spec.rank],) = added
-            return self._start_on(self.engine_of[spec.rank], spec)
+            try:
+                added = self._answer()
+                self._take_in(added)
+                (self.engine_of[spec.rank],) = added
+                return self._start_on(self.engine_of[spec.rank], spec)
+            except _EngineGoneError as error:
+                raise LaunchError(f"{error}. Try ranks.replace({spec.rank}) again.") from error
 
     def close(self) -> None:
         """Stop the cluster, unless it is the person's own."""
@@ -191,10 +199,12 @@ class Engines:
         )  # fmt: skip
 
     def _placed(self, spec: Spec) -> Spec:
-        """The spec with this rank's number among the ranks that share its machine and see the same GPUs, and threads."""
+        """The spec with threads, and the number among the ranks that share its machine and see the same GPUs."""
         places = {rank: self._places[engine] for rank, engine in self.engine_of.items()}
         here = places[spec.rank]
-        beside = [r for r, place in places.items() if (place.host, place.visible_gpus) == (here.host, here.visible_gpus)]
+        beside = [
+            r for r, place in places.items() if (place.host, place.visible_gpus) == (here.host, here.visible_gpus)
+        ]
         sharing = sum((place.host, place.cores) == (here.host, here.cores) for place in places.values())
         return replace(
             spec,
@@ -245,7 +255,33 @@ def connection_of(cluster: Any) -> dict[str, Any]:
     return connection
 
 
-def _host_by_host(places: dict[int, Place]) -> list[int]:
-    """Engine ids in the order of their ranks: ranks of one machine stand together."""
+def _in_order(places: dict[int, Place]) -> list[int]:
+    """Engine ids in the order of their ranks: by task where Slurm or MPI numbers them, else machine by machine."""
+    tasks = [place.task for place in places.values()]
+    if min(tasks) >= 0 and len(set(tasks)) == len(tasks):
+        return sorted(places, key=lambda engine: places[engine].task)
     hosts = list(dict.fromkeys(place.host for place in places.values()))
     return sorted(places, key=lambda engine: (hosts.index(places[engine].host), engine))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # forbidden, with None in sys.modules
+        return False
+
+
+def starter_of(engine: Any, given: dict[str, Any], world_size: int) -> Callable[[], Engines]:
+    """What starts the engines of a group, its options checked. Raises TypeError, ValueError and `LaunchError`."""
+    if not isinstance(engine, str) and not type(engine).__module__.startswith("ipyparallel"):
+        raise TypeError(f"engine is {engine!r}; expected the name of one, as in 'slurm', or an ipyparallel Cluster")
+    options = (
+        options_of(engine, given, world_size=world_size) if isinstance(engine, str) else options_of_given_cluster(given)
+    )
+    if not _is_installed("ipyparallel"):
+        raise LaunchError(
+            f"engine {options.engine!r} needs ipyparallel, which is not installed; expected the kit with its extra "
+            "`cluster`. Run `pip install 'static-graph-kit[cluster]'`."
+        )
+    connection = None if isinstance(engine, str) else connection_of(engine)
+    return lambda: Engines(options, world_size, connection=connection)

@@ -2,13 +2,16 @@
 
 import contextlib
 import subprocess
+import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from kit.ranks.cluster_options import ClusterOptions
 
+LAUNCH_LOG = "launch.log"  # in the folder of the cluster
 _ASK_SECONDS = 1.0
 _LOG_LINES = 12
 _GONE = ("", "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
@@ -33,14 +36,31 @@ def cluster_config(options: ClusterOptions) -> Any:
         config.SlurmEngineSetLauncher.batch_template = slurm_template(options)
     elif options.engine == "ssh":
         config.SSHEngineSetLauncher.engines = dict(options.hosts)
-        config.SSHLauncher.ssh_args = ["-tt", *options.ssh_args]
+        config.SSHLauncher.ssh_args = list(options.ssh_args)
         config.SSHLauncher.scp_args = list(options.ssh_args)
-        if options.remote_python:
-            config.SSHLauncher.remote_python = options.remote_python
+        # The key travels in the environment. On a shared folder scp would write the file onto itself and empty it.
+        config.SSHEngineLauncher.to_send = []
+        config.SSHLauncher.remote_python = options.remote_python or sys.executable
     elif options.engine == "mpi":
         config.MPILauncher.mpi_cmd = [options.mpi_command]
         config.MPILauncher.mpi_args = list(options.mpi_args)
     return config
+
+
+def engine_launcher(options: ClusterOptions) -> Any:
+    """The launcher of the engines, by ipyparallel's short name or as a class."""
+    if options.engine != "mpi":
+        return "local" if options.engine == "ipyparallel" else options.engine
+    launcher: Any = import_module("ipyparallel.cluster.launcher").MPIEngineSetLauncher
+
+    class PlainMPIEngineSetLauncher(launcher):  # type: ignore[misc]  # ipyparallel has no types
+        """Starts engines with mpiexec but without `--mpi`, which would need mpi4py; ranks do not speak MPI."""
+
+        @property
+        def program(self) -> list[str]:
+            return list(self.engine_cmd)
+
+    return PlainMPIEngineSetLauncher
 
 
 def slurm_template(options: ClusterOptions) -> str:
@@ -88,7 +108,7 @@ class Jobs:
         if ended:
             return f"the engines have ended instead of starting ({ended[-1].stop_data})"
         for job, state in self._ask().items():
-            if state.split()[0] in _GONE if state else True:
+            if not state or state.split()[0] in _GONE:
                 return f"Slurm job {job} of the engines has ended ({state or 'it left the queue'})"
         return ""
 
@@ -97,14 +117,19 @@ class Jobs:
         return "".join(f"; Slurm job {job} is {state}" for job, state in self._ask().items() if state)
 
     def log_tail(self) -> str:
-        """The last lines that the newest engines wrote."""
+        """The last lines that the launcher and the newest engines wrote, with a heading; "" when there are none."""
         engines = list(self._cluster.engines.values())
-        if not engines:
-            return ""
-        with contextlib.suppress(OSError):
-            lines = Path(engines[-1].output_file).read_text(errors="replace").splitlines()[-_LOG_LINES:]
-            return "\nIts last lines:\n" + "\n".join(lines) if lines else ""
-        return ""
+        logs = [Path(LAUNCH_LOG), *([Path(engines[-1].output_file)] if engines and engines[-1].output_file else [])]
+        lines: list[str] = []
+        for log in logs:
+            with contextlib.suppress(OSError):  # nothing was started yet
+                lines += log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        return "\nWhat was said there:\n" + "\n".join(lines) if lines else ""
+
+    def cancel(self) -> None:
+        """Cancel the jobs that have not ended; ipyparallel would give up at the first that has."""
+        for job in self._numbers():
+            subprocess.run(["scancel", job], capture_output=True, check=False)
 
     def await_end(self, seconds: float) -> None:
         """Wait until cancelled jobs have left the queue."""
@@ -115,14 +140,16 @@ class Jobs:
                 return
             time.sleep(0.1)
 
+    def _numbers(self) -> set[str]:
+        return {engines.job_id for engines in self._cluster.engines.values() if _is_slurm(engines)}
+
     def _ask(self) -> dict[str, str]:
         """State of every Slurm job, "" when it is not in the queue; asks once a second."""
         now = time.monotonic()
         if now - self._asked_at < _ASK_SECONDS:
             return self._states
         self._asked_at = now
-        jobs = {engines.job_id for engines in self._cluster.engines.values() if _is_slurm(engines)}
-        for job in jobs | set(self._states):
+        for job in self._numbers() | set(self._states):
             asked = subprocess.run(
                 ["squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T %r"],
                 capture_output=True,

@@ -26,8 +26,8 @@ class ClusterOptions:
     files of the cluster go meanwhile; on several machines one that all of them see. `start_seconds`: how long to
     wait for the engines, queueing included; None waits for ever.
     Slurm: `partition`, `account`, `qos`, `time_limit` and further `sbatch` options as in `("--gres=gpu:2",)`.
-    SSH: `hosts` with the number of ranks for each, as in `{"node1": 2, "me@node2": 2}`, `ssh_args` and the Python
-    there. MPI: the command and its arguments.
+    SSH: `hosts` with the number of ranks for each, as in `{"node1": 2, "me@node2:2222": 2}`, `ssh_args`
+    (for scp too) and the Python there, by default this one. MPI: the command and its arguments.
     """
 
     engine: str
@@ -47,7 +47,7 @@ class ClusterOptions:
     mpi_args: tuple[str, ...] = ()
 
 
-def options_of(engine: str, given: dict[str, Any]) -> ClusterOptions:
+def options_of(engine: str, given: dict[str, Any], *, world_size: int) -> ClusterOptions:
     """Checked options of a kind of engine. Raises TypeError, ValueError and `LaunchError`."""
     if engine not in _OPTIONS:
         raise ValueError(
@@ -62,7 +62,7 @@ def options_of(engine: str, given: dict[str, Any]) -> ClusterOptions:
                 raise TypeError(f"{name} is {known[name]!r}; expected a list with one option each, as in ['--verbose']")
             known[name] = tuple(known[name])
     if engine == "ssh":
-        known["hosts"] = _hosts(known.get("hosts"))
+        known["hosts"] = _hosts(known.get("hosts"), world_size)
     if engine == "slurm":
         known.setdefault("start_seconds", None)  # a job may queue for hours; Ctrl-C gives up and cancels it
     if "folder" in known:
@@ -91,10 +91,17 @@ def refuse_unknown(engine: str, given: dict[str, Any], known: tuple[str, ...]) -
     raise TypeError(f"{unknown[0]!r} {why}; expected an option of engine {engine!r}: {takes}")
 
 
-def _hosts(given: Any) -> tuple[tuple[str, int], ...]:
+def _hosts(given: Any, world_size: int) -> tuple[tuple[str, int], ...]:
     if not given:
         raise ValueError("engine 'ssh' has no hosts; expected hosts={'node1': 2, 'me@node2': 2}, ranks for each host")
-    return tuple((str(host), int(ranks)) for host, ranks in dict(given).items())
+    hosts = tuple((str(host), int(ranks)) for host, ranks in dict(given).items())
+    total = sum(ranks for _, ranks in hosts)
+    if total != world_size:
+        raise ValueError(
+            f"hosts have {total} rank{'' if total == 1 else 's'} in all; expected {world_size}, as many as launch is "
+            "asked for"
+        )
+    return hosts
 
 
 def _own_address(engine: str) -> str:

@@ -14,18 +14,26 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from kit.ranks import agent
 from kit.ranks.agent import Dial, Place
-from kit.ranks.cluster_launchers import Jobs, cluster_config, make_folder
+from kit.ranks.cluster_launchers import LAUNCH_LOG, Jobs, cluster_config, engine_launcher, make_folder
 from kit.ranks.cluster_options import ClusterOptions
 from kit.ranks.zygote import receive_pickle, send_pickle
 
+# An engine uses the notebook's own copy of the kit where it sees it, so that both speak the same.
+_BOOTSTRAP = "import os, sys\nif os.path.isdir({root!r} + '/kit'): sys.path.insert(0, {root!r})"
 _LOOK_SECONDS = 0.1
+_BEGIN_SECONDS = 30.0
 _ENGINE_SECONDS = 120.0  # importing torch takes 8 to 20 s on loaded cores
-_END_SECONDS = 5.0
+_GRACE_SECONDS = 0.5  # what is left then are nannies of engines, which take seconds to see that those are gone
+_STOP_SECONDS = 8.0
+_END_SECONDS = 10.0
 
 
 class _NotebookGoneError(Exception):
@@ -54,7 +62,9 @@ class _Keeper:
         self._options: ClusterOptions | None = None
         self._cluster: Any = None
         self._client: Any = None
+        self._connect: Callable[[], Any] = lambda: None
         self._folder = ""
+        self._said = ""
         self._jobs: Jobs | None = None
         self._dial: Dial | None = None
         self._verbs: dict[str, Callable[..., Any]] = {"open": self.open, "run": self.run, "add": self.add}
@@ -84,20 +94,24 @@ class _Keeper:
 
     # ---- what is asked --------------------------------------------------------------------------------------
 
-    def open(
-        self, options: ClusterOptions, n: int, connection: dict[str, Any] | None, dial: Dial
-    ) -> dict[int, Place]:
+    def open(self, options: ClusterOptions, n: int, connection: dict[str, Any] | None, dial: Dial) -> dict[int, Place]:
         """Start a cluster with `n` engines, or connect to the one of `connection`; the engines by id."""
-        import ipyparallel
-
+        ipyparallel = import_module("ipyparallel")
         self._options, self._dial = options, dial
         if connection is not None:
-            self._client = ipyparallel.Client(connection)
+            self._connect = lambda: ipyparallel.Client(connection)
         else:
             self._say("starting ipyparallel's controller")
             self._start_cluster(ipyparallel, options, n)
+        self._client = self._connect()
         self._await_engines(n)
-        return self._prepare(sorted(self._client.ids)[:n])
+        try:
+            return self._prepare(sorted(self._client.ids)[:n])
+        except EngineGoneError:  # an answer was lost (seen once in 300 groups): once more over a new connection
+            self._client.close()
+            self._client = self._connect()
+            self._await_engines(n)
+            return self._prepare(sorted(self._client.ids)[:n])
 
     def run(self, engine: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """`function(*arguments)` in an engine. Raises `EngineGoneError` when it is not there any more."""
@@ -126,9 +140,10 @@ class _Keeper:
         self._folder = make_folder(options)
         os.environ["IPYTHONDIR"] = self._folder
         os.chdir(self._folder)
-        engines = "local" if options.engine == "ipyparallel" else options.engine
+        with open(LAUNCH_LOG, "ab") as log:  # noqa: PTH123  # what sbatch, ssh and mpiexec complain of
+            os.dup2(log.fileno(), 2)
         self._cluster = ipyparallel.Cluster(
-            engines=engines,
+            engines=engine_launcher(options),
             n=n,
             cluster_id="kit",
             profile_dir=self._folder,
@@ -145,7 +160,7 @@ class _Keeper:
         self._look()
         self._say("starting engines")
         self._cluster.start_engines_sync(n)
-        self._client = self._cluster.connect_client_sync()
+        self._connect = self._cluster.connect_client_sync
 
     def _await_engines(self, n: int) -> None:
         """Wait until `n` engines have registered; a job may queue for long."""
@@ -166,10 +181,10 @@ class _Keeper:
 
     def _prepare(self, engines: list[int]) -> dict[int, Place]:
         """Have engines import torch; where each is."""
-        root = str(agent.__file__).rsplit("/kit/ranks/", 1)[0]
-        self._client.direct_view(engines).execute(
-            f"import sys\nif {root!r} not in sys.path: sys.path.append({root!r})", block=True
-        )
+        bootstrap = _BOOTSTRAP.format(root=str(Path(__file__).parents[2]))
+        begun = {engine: self._client[engine].execute(bootstrap, block=False) for engine in engines}
+        for engine, answer in begun.items():
+            self._result(engine, answer, _BEGIN_SECONDS)
         asked = {engine: self._client[engine].apply_async(agent.prepare) for engine in engines}
         self._say("engines import torch")
         places = {engine: self._result(engine, answer, _ENGINE_SECONDS) for engine, answer in asked.items()}
@@ -179,18 +194,17 @@ class _Keeper:
         return places
 
     def _result(self, engine: int, answer: Any, seconds: float) -> Any:
-        import ipyparallel.error
-
+        errors: Any = import_module("ipyparallel.error")
         deadline = time.monotonic() + seconds
         while not answer.wait(_LOOK_SECONDS):
             self._look(seconds=0.0)
             if time.monotonic() > deadline:
-                raise EngineGoneError(f"engine {engine} did not answer within {seconds:g} s")
+                raise EngineGoneError(f"engine {engine} did not answer within {seconds:g} s: is it busy, or stopped?")
         try:
             return answer.get()
-        except ipyparallel.error.EngineError as error:
+        except errors.EngineError as error:
             raise EngineGoneError(f"engine {engine} has ended") from error
-        except ipyparallel.error.RemoteError as error:
+        except errors.RemoteError as error:
             raise ClusterError(f"engine {engine}: {error.ename}: {error.evalue}") from error
 
     def _look(self, *, seconds: float = _LOOK_SECONDS) -> None:
@@ -199,6 +213,9 @@ class _Keeper:
             raise _NotebookGoneError
 
     def _say(self, text: str) -> None:
+        if text == self._said:
+            return
+        self._said = text
         send_pickle(self._link, ("said", text))
 
     def _log_tail(self) -> str:
@@ -211,18 +228,34 @@ class _Keeper:
                 self._client.close()
         if self._cluster is None:
             return
-        import psutil
-
+        psutil: Any = import_module("psutil")  # comes with ipyparallel
         processes = psutil.Process().children(recursive=True)
-        with contextlib.suppress(Exception):  # engines that have ended already, a queue that does not answer
+        if self._jobs is not None:
+            self._jobs.cancel()
+        with contextlib.suppress(Exception), _limit(_STOP_SECONDS):  # engines that have ended already, a mute queue
             self._cluster.stop_cluster_sync()
-        _, left = psutil.wait_procs(processes, timeout=_END_SECONDS)
+        _, left = psutil.wait_procs(processes, timeout=_GRACE_SECONDS)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         if self._jobs is not None:
             self._jobs.await_end(_END_SECONDS)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block when it takes longer; for the main thread only."""
+
+    def over(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _curve_arguments() -> list[str]:

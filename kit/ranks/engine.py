@@ -4,23 +4,23 @@ Ranks are forked from a process that has imported torch already (`forkserver.py`
 loopback address, and end with this process, however it ends.
 """
 
-import os
 import sys
 import weakref
-from dataclasses import replace
+from collections.abc import Callable
+from typing import Any
 
 from kit import progress
 from kit.ranks import forkserver
 from kit.ranks.calls import Calls
+from kit.ranks.cluster_options import refuse_unknown
 from kit.ranks.errors import Failure, LaunchError, RankError
-from kit.ranks.forkserver import RankProcess
 from kit.ranks.group import Ranks
 from kit.ranks.inside import in_kit_rank
 from kit.ranks.output import Sink, write_labelled
 from kit.ranks.spec import Spec
-from kit.ranks.state import HOST, GroupState
+from kit.ranks.starter import LocalStarter, Starter
+from kit.ranks.state import GroupState
 
-MAX_THREADS = 8
 _BACKENDS = ("gloo", "nccl")
 _DEVICES = ("cpu", "cuda")
 
@@ -37,8 +37,10 @@ def launch(
     timeout: float | None = None,
     output: Sink = write_labelled,
     check_collectives: bool | None = None,
+    engine: Any = "local",
+    **engine_options: Any,
 ) -> Ranks:
-    """Start `world_size` ranks on this machine with a process group between them.
+    """Start `world_size` ranks with a process group between them, on this machine or on a cluster.
 
     `backend`: "gloo" (CPU, or GPUs that ranks may share) or "nccl" (one GPU for each rank; `device` is then
     "cuda"). `threads` of each rank; by default the cores shared out, 1 to 8. `timeout` in seconds for every call
@@ -46,6 +48,10 @@ def launch(
     waits for a call; by default lines are written with the rank in front. `check_collectives`: waiting collectives
     that the user's own code calls by name are compared between the ranks first, so that unequal shapes are an
     error on all of them; costs about 1 ms each (measured: 2 ranks on 2 loaded cores). None: with gloo only.
+
+    `engine`: "local", or for many machines "slurm", "ssh", "mpi", "ipyparallel" (this machine, through ipyparallel)
+    or a running `ipyparallel.Cluster`; `engine_options` are those of `kit.ranks.cluster_options`. What is open to the
+    network then, and what a cluster cannot do, is told in `kit.ranks.cluster`.
 
     Takes about as long as `import torch` the first time, then about half a second (measured on 2 cores).
     Raises `LaunchError`, and ValueError for arguments.
@@ -57,31 +63,40 @@ def launch(
         world_size=world_size,
         backend=backend,
         device=device,
-        threads=threads or max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // world_size)),
-        host=HOST,
+        threads=threads or 0,
+        host="",
         port=0,
         epoch=0,
         check_collectives=backend == "gloo" if check_collectives is None else check_collectives,
+        local_rank=0,
+        local_world_size=world_size,
     )
+    choose = _starter(engine, engine_options, world_size)
     with progress.task(f"starting {world_size} rank{'s' if world_size > 1 else ''}", total=3) as task:
-        server = forkserver.server()
-        import torch.distributed  # noqa: F401  # imported here while the fork server imports it too
-
-        server.wait_ready()
-        task.advance("torch is imported")
-        _latest = _start(spec, task, timeout=timeout, output=output)
+        _latest = _start(choose(), spec, task, timeout=timeout, output=output)
     _started.append(weakref.ref(_latest))
     return _latest
 
 
-def _start(spec: Spec, task: progress.Task, *, timeout: float | None, output: Sink) -> Ranks:
+def _starter(engine: Any, options: dict[str, Any], world_size: int) -> Callable[[], Starter]:
+    """What makes the starter of an engine; the options are checked here, before anything is begun."""
+    if engine == "local":
+        refuse_unknown("local", options, ())
+        return LocalStarter
+    from kit.ranks import cluster
+
+    return cluster.starter_of(engine, options, world_size)
+
+
+def _start(starter: Starter, spec: Spec, task: progress.Task, *, timeout: float | None, output: Sink) -> Ranks:
     """Make the processes that `spec` describes and join them; what has begun is ended when that fails."""
-
-    def spawn(rank: int, port: int, epoch: int) -> RankProcess:
-        one = replace(spec, rank=rank, port=port, epoch=epoch)
-        return forkserver.server().fork(one, _environment(one))
-
-    state = GroupState(spawn=spawn, sink=output)
+    try:
+        starter.open(task)
+        task.advance("torch is imported")
+        state = GroupState(starter=starter, spec=spec, sink=output)
+    except BaseException:
+        starter.close()
+        raise
     calls = Calls(state, world_size=spec.world_size, timeout=timeout)
     ranks = Ranks(state, calls, world_size=spec.world_size, backend=spec.backend, device=spec.device)
     try:
@@ -139,20 +154,6 @@ def _check(world_size: int, backend: str, device: str, threads: int | None) -> s
     if threads is not None and threads < 1:
         raise ValueError(f"threads is {threads}; expected at least 1 thread for each rank, or None to share the cores")
     return "cuda" if backend == "nccl" else device
-
-
-def _environment(spec: Spec) -> dict[str, str]:
-    """This process's environment with what torch and its libraries read in a rank."""
-    return {
-        **os.environ,
-        "RANK": str(spec.rank),
-        "LOCAL_RANK": str(spec.rank),
-        "WORLD_SIZE": str(spec.world_size),
-        "LOCAL_WORLD_SIZE": str(spec.world_size),
-        "OMP_NUM_THREADS": str(spec.threads),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_GLOO_LAZY_INIT": "0",  # sockets opened later would not be known to the guard
-    }
 
 
 def _why(failure: Failure) -> str:

@@ -7,6 +7,10 @@ folds what merely followed; the long form of the remote traceback stays in `__ca
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kit.ranks.stacks import Stacks
 
 MAX_RANKS_SHOWN = 4
 
@@ -34,6 +38,11 @@ class Frame:
         if self.function != "<module>":
             place += f", in {self.function}"
         return f"{place}: {self.code}" if self.code else place
+
+    @property
+    def place(self) -> str:
+        """File and line in a few words, as in "cell 5 line 4"."""
+        return f"{_shown_as(self.file).strip('<>').rpartition('/')[2]} line {self.line}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +117,22 @@ class RankError(RanksError):
     """A call failed on one rank or more.
 
     `rank` is the one that failed first, `causes` the failures that stand for themselves (first one first),
-    `consequences` those that only followed. `note` says what became of the group.
+    `consequences` those that only followed. `note` says what became of the group; `stacks` where the ranks were when
+    the call was ended, None when it ended by itself.
     """
 
-    def __init__(self, causes: Sequence[Failure], *, consequences: Sequence[Failure] = (), note: str = "") -> None:
+    def __init__(
+        self,
+        causes: Sequence[Failure],
+        *,
+        consequences: Sequence[Failure] = (),
+        note: str = "",
+        stacks: "Stacks | None" = None,
+    ) -> None:
         self.causes = tuple(causes)
         self.consequences = tuple(consequences)
         self.note = note
+        self.stacks = stacks
         super().__init__("\n".join(report(self.causes, self.consequences, note)))
         if self.causes[0].text:
             self.__cause__ = RemoteError(self.causes[0].text)
@@ -140,9 +158,10 @@ class InterruptedRanksError(KeyboardInterrupt):
     A `KeyboardInterrupt`, so that code which expects one sees one; `failures` says where each rank was.
     """
 
-    def __init__(self, failures: Sequence[Failure], *, note: str = "") -> None:
+    def __init__(self, failures: Sequence[Failure], *, note: str = "", stacks: "Stacks | None" = None) -> None:
         self.failures = tuple(failures)
         self.note = note
+        self.stacks = stacks
         lines = ["interrupted"]
         by_rank = sorted(self.failures, key=lambda failure: failure.rank)
         lines += _shown([f"rank {f.rank}: stopped at {f.frames[-1]}" for f in by_rank if f.frames])

@@ -39,6 +39,16 @@ def users_frames(trace: TracebackType | None) -> tuple[Frame, ...]:
     return tuple(frame for frame in summary if is_users(frame.file)) or tuple(summary[-1:])
 
 
+def users_stack(frame: FrameType | None) -> tuple[Frame, ...]:
+    """The user's own lines of a running stack, outermost first."""
+    found: list[Frame] = []
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            found.append(frame_at(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return tuple(reversed(found))
+
+
 def users_line(frame: FrameType | None) -> Frame | None:
     """The innermost user's own line of a running stack."""
     while frame is not None:

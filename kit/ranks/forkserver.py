@@ -37,6 +37,9 @@ class RankProcess:
     out: int
     err: int
     crash: int
+    host: str = ""  # "": this machine
+    engine: int | None = None  # the ipyparallel engine that has started it
+    how: str = ""  # how it ended, when more is known than the exit code
     exit_code: int | None = None
 
     def reap(self) -> int:
@@ -113,8 +116,8 @@ class ForkServer:
         theirs = [their_control.fileno(), *(write for _, write in pipes)]
         request = ForkRequest(spec=spec, environment=environment, folder=str(Path.cwd()), path=tuple(sys.path))
         try:
-            with self._lock, their_control:
-                pid = self._ask(request, theirs)
+            with their_control:
+                pid = self.fork_onto(request, theirs)
         except (EOFError, OSError) as error:
             control.close()
             for read, _ in pipes:
@@ -129,12 +132,17 @@ class ForkServer:
             status=Connection(status, writable=False),
         )  # fmt: skip
 
-    def _ask(self, request: ForkRequest, fds: list[int]) -> int:
+    def fork_onto(self, request: ForkRequest, fds: list[int]) -> int:
+        """Make a rank on descriptors of the caller's, in the order of `ForkRequest`; its process id.
+
+        Raises EOFError or OSError when the fork server is gone.
+        """
         body = pickle.dumps(request)
-        socket.send_fds(self._socket, [struct.pack("<I", len(body))], fds)
-        self._socket.sendall(body)
-        pid: int = receive_pickle(self._socket)
-        return pid
+        with self._lock:
+            socket.send_fds(self._socket, [struct.pack("<I", len(body))], fds)
+            self._socket.sendall(body)
+            pid: int = receive_pickle(self._socket)
+            return pid
 
     def close(self) -> None:
         """End the fork server and every rank it has made."""

@@ -18,10 +18,14 @@ from kit.ranks import wire
 from kit.ranks.death import death_of
 from kit.ranks.errors import Failure
 from kit.ranks.messages import Answer, unpack
+from kit.ranks.report import Reporter
+from kit.ranks.stacks import Stacks
 from kit.ranks.state import GroupState
+from kit.ranks.survey import CallView, survey
 
 GRACE_SECONDS = 0.05
 PEER_LOST_GRACE_SECONDS = 0.5  # a lost peer is a consequence: its cause is about to be told
+LOOK_SECONDS = 0.2  # what a rank gets to say where it is before the abort
 PATIENCE_SECONDS = 15.0  # a rank that has not stopped this long after an abort is ended
 
 Reason = Literal["", "interrupted", "timeout"]
@@ -29,12 +33,16 @@ Reason = Literal["", "interrupted", "timeout"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a command ended: values and failures by rank, and whether and why the epoch was ended."""
+    """How a command ended: values and failures by rank, whether and why the epoch was ended.
+
+    `stacks`: where the ranks were then.
+    """
 
     values: dict[int, wire.Frames]
     failures: tuple[Failure, ...]
     reason: Reason
     aborted: bool
+    stacks: Stacks | None = None
 
     @property
     def deaths(self) -> tuple[Failure, ...]:
@@ -42,18 +50,29 @@ class Outcome:
         return tuple(failure for failure in self.failures if failure.died)
 
 
-def gather(state: GroupState, number: int, ranks: Iterable[int], *, timeout: float | None) -> Outcome:
-    """Wait until every rank has answered command `number` or has died. Hands output to the sink meanwhile."""
-    waiting = _Waiting(state, number, ranks, timeout)
-    with state.output.waiting():
-        while waiting.pending:
-            waiting.step()
-        state.output.drain_all(state.sink)
+def gather(
+    state: GroupState, number: int, ranks: Iterable[int], *, timeout: float | None, call: CallView | None = None
+) -> Outcome:
+    """Wait until every rank has answered command `number` or has died. Hands output to the sink meanwhile.
+
+    `call` is the person's call, whose progress is reported and whose ranks are asked where they are before an abort;
+    None for a command of the kit's own.
+    """
+    waiting = _Waiting(state, number, ranks, timeout, call)
+    try:
+        with state.output.waiting():
+            while waiting.pending:
+                waiting.step()
+            state.output.drain_all(state.sink)
+    finally:
+        waiting.end()
     return waiting.outcome()
 
 
 class _Waiting:
-    def __init__(self, state: GroupState, number: int, ranks: Iterable[int], timeout: float | None) -> None:
+    def __init__(
+        self, state: GroupState, number: int, ranks: Iterable[int], timeout: float | None, call: CallView | None
+    ) -> None:
         self._state = state
         self._number = number
         self.pending = set(ranks)
@@ -67,6 +86,14 @@ class _Waiting:
         self._ended: set[int] = set()  # those that would not stop
         self._values: dict[int, wire.Frames] = {}
         self._failures: list[Failure] = []
+        self._stacks: Stacks | None = None
+        self._call = call
+        self._reporter = Reporter(state, call.title, total=len(self.pending)) if call is not None else None
+
+    def end(self) -> None:
+        """The command is over: say so to those who watch."""
+        if self._reporter is not None:
+            self._reporter.end(failed=bool(self._failures))
 
     def step(self) -> None:
         """Wait for whatever comes first and act on it."""
@@ -74,24 +101,37 @@ class _Waiting:
         living = {r: p for r, p in state.processes.items() if p.exit_code is None}
         talking = {p.connection: r for r, p in living.items() if r not in self._hung_up}
         dying = {p.status: r for r, p in living.items()}
-        ready = wait([*talking, *dying, state.output.wake, state.wake], self._seconds_left())
+        buried = [r for r in self.pending if r not in living]  # another thread has seen them end
+        seconds = 0.0 if buried else self._seconds_left()
+        ready = wait([*talking, *dying, state.output.wake, state.wake], seconds)
         for thing in ready:
             if thing in talking:
                 self._take(talking[thing])
         for thing in ready:  # after the answers: a rank may have answered and died
             if thing in dying:
                 self._bury(dying[thing])
+        for rank in buried:
+            self._bury(rank)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(state.wake)
         state.output.drain(state.sink)
         self._decide(time.monotonic())
+        if self._reporter is not None and not self._aborted:
+            self._reporter.report(len(self.pending))
 
     def outcome(self) -> Outcome:
         """What was found, causes in the order in which they were seen."""
-        return Outcome(values=self._values, failures=tuple(self._failures), reason=self._reason, aborted=self._aborted)
+        return Outcome(
+            values=self._values,
+            failures=tuple(self._failures),
+            reason=self._reason,
+            aborted=self._aborted,
+            stacks=self._stacks,
+        )
 
     def _seconds_left(self) -> float | None:
-        moments = [self._kill_at] if self._aborted else [self._deadline, self._abort_at]
+        next_report = self._reporter.next_at if self._reporter is not None else None
+        moments = [self._kill_at] if self._aborted else [self._deadline, self._abort_at, next_report]
         known = [moment for moment in moments if moment is not None]
         return max(0.0, min(known) - time.monotonic()) if known else None
 
@@ -106,6 +146,10 @@ class _Waiting:
         elif isinstance(header, Answer) and header.number == self._number:
             self.pending.discard(rank)
             self._state.counts[rank] = header.collectives
+            for module in header.edited:
+                self._state.edited.setdefault(module, []).append(rank)
+            if self._call is not None:
+                self._call.answered[rank] = header.failure
             if header.failure is None:
                 self._values[rank] = value
             else:
@@ -113,12 +157,12 @@ class _Waiting:
 
     def _bury(self, rank: int) -> None:
         process = self._state.processes[rank]
-        code = process.reap()
+        code = self._state.bury(rank)
         self._state.output.drain_all(self._state.sink)
         self.pending.discard(rank)
         self._values.pop(rank, None)
         last = self._state.output.last_errors(rank)
-        how = f"it did not stop within {PATIENCE_SECONDS:g} s and was ended" if rank in self._ended else ""
+        how = f"it did not stop within {PATIENCE_SECONDS:g} s and was ended" if rank in self._ended else process.how
         death = death_of(rank, code, how=how, crash=process.crash, last_errors=last)
         self._fail(death)
 
@@ -151,4 +195,6 @@ class _Waiting:
         self._reason = reason
         self._aborted = True
         self._kill_at = time.monotonic() + PATIENCE_SECONDS
+        if self._call is not None:
+            self._stacks = self._state.stopped_at = survey(self._state, seconds=LOOK_SECONDS)
         self._state.abort(cause)

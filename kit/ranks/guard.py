@@ -10,9 +10,11 @@ of the old one is met again. When the store's process is gone, the rank ends.
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +23,7 @@ import torch.distributed as dist
 
 from kit._torch import groups
 from kit.ranks import sockets
-from kit.ranks.check import Check
+from kit.ranks.check import Check, Comparing
 from kit.ranks.errors import Frame
 from kit.ranks.failure import line_of_thread
 from kit.ranks.spec import Spec
@@ -33,6 +35,22 @@ _FIRST_SIGNAL_SECONDS = 0.2  # a waiter freed by the cut needs no signal
 _NEXT_SIGNAL_SECONDS = 1.0  # the first may have been swallowed (`except`, `__del__`)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What the main thread is at: `command` None between two; `since` is of the monotonic clock.
+
+    `epoch_ns`: when the present group was begun, on the wall clock.
+    """
+
+    command: int | None
+    since: float
+    epoch_ns: int
+
+
+class EndedEpochError(RuntimeError):
+    """A rank was to join a group whose life is over."""
+
+
 class Guard:
     """Knows the present epoch of this rank, the running command, and how to end both."""
 
@@ -40,9 +58,16 @@ class Guard:
         self._spec = spec
         self._check = Check(spec.rank) if spec.check_collectives else None
         self._lock = threading.Lock()
+        # NCCL: aborting communicators from two threads at once (the watchdog, a rank that leaves) never returns (seen).
+        self._ending = threading.Lock()
         self._epoch = spec.epoch
         self._sockets: set[str] = set()
+        self._shut: dict[str, Any] = {}  # duplicates that keep the ends of an aborted epoch open until it is left
+        self._before: set[str] | None = None  # sockets from before those that are being opened for the epoch
         self._running: int | None = None
+        self._running_epoch = spec.epoch  # a rank that joins the next epoch is in the present one until it has left it
+        self._since = time.monotonic()
+        self._epoch_ns = time.time_ns()
         self._command_ended = threading.Event()
         self._abort: tuple[int, str, Frame | None] | None = None
         self._main = threading.main_thread().ident or 0
@@ -53,17 +78,31 @@ class Guard:
         watchdog.start()
 
     @contextmanager
-    def command(self, number: int) -> Iterator[None]:
-        """The main thread runs command `number` inside this block; only there it can be signalled."""
+    def command(self, number: int, epoch: int) -> Iterator[None]:
+        """The main thread runs command `number` of an epoch inside this block; only there it can be signalled."""
         with self._lock:
             self._running = number
+            self._running_epoch = epoch
+            self._since = time.monotonic()
             self._command_ended.clear()
         try:
             yield
         finally:
             with self._lock:
                 self._running = None
+                self._since = time.monotonic()
                 self._command_ended.set()
+
+    @property
+    def activity(self) -> Activity:
+        """What the main thread is at; for other threads."""
+        with self._lock:
+            return Activity(command=self._running, since=self._since, epoch_ns=self._epoch_ns)
+
+    @property
+    def comparing(self) -> Comparing | None:
+        """The collective that this rank compares with the others, if it does."""
+        return self._check.comparing if self._check is not None else None
 
     def abort_of(self, epoch: int) -> tuple[str, Frame | None] | None:
         """Why an epoch was aborted and at which user's line this rank was then; None when it was not."""
@@ -75,29 +114,35 @@ class Guard:
     def join(self, epoch: int) -> None:
         """End the present group, if any, and join all ranks in a new one. Raises what torch raises."""
         self.leave(epoch)
+        if self.abort_of(epoch) is not None:  # ended while this rank was still on its way: nobody waits for it there
+            raise EndedEpochError(f"epoch {epoch} has ended before this rank joined it")
         with self._record_sockets():
             store = groups.prefixed(self._connect(_REJOIN), f"epoch{epoch}")
             if self._check is not None:
                 self._check.renew(groups.prefixed(self._connect(_FOREVER), f"check{epoch}"))
-        device = torch.device("cuda", torch.cuda.current_device()) if self._spec.backend == "nccl" else None
+        # Without device_id: with it meshes split the communicator, which crashed in a group after an abort (2.11).
         dist.init_process_group(
             self._spec.backend,
             rank=self._spec.rank,
             world_size=self._spec.world_size,
             store=store,
             timeout=_FOREVER,
-            device_id=device,
         )
-        dist.barrier()
+        dist.barrier(device_ids=[torch.cuda.current_device()] if self._spec.backend == "nccl" else None)
 
     def leave(self, epoch: int) -> None:
         """End the present group and be without one in this epoch."""
-        groups.drop_groups()
+        with self._ending:
+            groups.drop_groups()
         if self._check is not None:
             self._check.renew(None)
         with self._lock:
             self._epoch = epoch
+            self._epoch_ns = time.time_ns()
             self._sockets = set()
+            for duplicate in self._shut.values():
+                duplicate.close()
+            self._shut.clear()
 
     def _connect(self, timeout: timedelta) -> Any:
         return groups.connect_store(self._spec.host, self._spec.port, timeout=timeout)
@@ -105,12 +150,14 @@ class Guard:
     @contextmanager
     def _record_sockets(self) -> Iterator[None]:
         """Take the sockets that appear during the block for the group's."""
-        before = sockets.inodes()
+        with self._lock:
+            outermost, self._before = self._before, self._before or sockets.inodes()
         try:
             yield
         finally:
             with self._lock:
-                self._sockets |= sockets.inodes() - before
+                self._sockets |= sockets.inodes() - self._before
+                self._before = outermost
 
     def _watch(self, store: Any, epoch: int) -> None:
         while True:
@@ -123,7 +170,8 @@ class Guard:
             except RuntimeError:  # the store's process is gone, and with it the person
                 os._exit(EXIT_ORPHANED)
             try:
-                self._end_epoch(epoch, cause)
+                if cause:
+                    self._end_epoch(epoch, cause)
             except Exception:  # said, and the next epoch is watched all the same
                 traceback.print_exc()
             epoch += 1
@@ -131,17 +179,32 @@ class Guard:
     def _end_epoch(self, epoch: int, cause: str) -> None:
         """Free whatever this rank waits for in the epoch, then stop its command if it goes on."""
         with self._lock:
-            if self._epoch != epoch:  # this rank has left it already
+            if self._epoch > epoch:  # this rank has left it already
                 return
-            command, owned = self._running, self._sockets
+            if self._epoch < epoch:  # or is about to join it, and must not
+                self._abort = (epoch, cause, None)
+                return
+            command = self._running if self._running_epoch == epoch else None
             self._abort = (epoch, cause, line_of_thread(self._main) if command is not None else None)
         if self._spec.backend == "nccl":
-            groups.abort_groups()
-        sockets.cut(owned)
+            with self._ending:
+                if self._epoch == epoch:  # else it has left while we waited, and the groups are the next epoch's
+                    groups.abort_groups()
+        self._cut()
         seconds = _FIRST_SIGNAL_SECONDS
         while command is not None and not self._command_ended.wait(seconds):
             with self._lock:
                 if self._running != command:
                     return
                 signal.pthread_kill(self._main, signal.SIGINT)
+            self._cut()  # what the command has opened since, in joining for one
             seconds = _NEXT_SIGNAL_SECONDS
+
+    def _cut(self) -> None:
+        """Shut what the epoch has opened, and what is being opened for it at this moment."""
+        with self._lock:
+            joins_next = self._running is not None and self._running_epoch > self._epoch
+            opening = set() if self._before is None or joins_next else sockets.inodes() - self._before
+            for inode, duplicate in sockets.cut(self._sockets | opening).items():
+                if self._shut.setdefault(inode, duplicate) is not duplicate:
+                    duplicate.close()

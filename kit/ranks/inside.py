@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kit.ranks import describe as describing
 from kit.ranks.cell import remember_source, run_cell
+from kit.ranks.modules import ImportedModules
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,9 +22,11 @@ class _Place:
     world_size: int
     device: str
     namespace: dict[str, Any]
+    given: frozenset[str] = frozenset()
 
 
 _place: _Place | None = None
+_modules = ImportedModules()
 
 
 def in_rank() -> bool:
@@ -66,6 +70,7 @@ def enter(*, rank: int, world_size: int, device: str, namespace: dict[str, Any])
     namespace.update(
         rank=rank, world_size=world_size, device=torch.device(device), torch=torch, dist=torch.distributed, kit=kit
     )
+    _place.given = frozenset(namespace)
 
 
 # ---- called on a rank by the controller -------------------------------------------------------------------
@@ -78,8 +83,10 @@ class CellValue:
     value: Any
 
 
-def execute(source: str, filename: str) -> CellValue:
-    """Run a cell in the rank's namespace."""
+def execute(source: str, filename: str, reload: bool) -> CellValue:
+    """Run a cell in the rank's namespace, with the person's modules as they are on disk now if so asked."""
+    if reload:
+        _modules.reload_changed(_namespace())
     return CellValue(run_cell(source, filename, _namespace()))
 
 
@@ -111,6 +118,49 @@ def forget(names: tuple[str, ...]) -> None:
     """Drop results that nobody refers to any more."""
     for name in names:
         _namespace().pop(name, None)
+
+
+def seed(number: int) -> int:
+    """Seed the generators of this process with `number` plus its rank; the sum."""
+    import random
+
+    import numpy
+    import torch
+
+    own = number + (_place.rank if _place is not None else 0)
+    random.seed(own)
+    numpy.random.seed(own % 2**32)
+    torch.manual_seed(own)  # those of the GPUs too
+    return own
+
+
+def reload() -> tuple[str, ...]:
+    """Load the person's modules anew that were edited since they were imported; their names."""
+    return tuple(_modules.reload_changed(_namespace()))
+
+
+def edited_modules() -> tuple[str, ...]:
+    """Modules of the person's that were edited since they were imported and were not told yet."""
+    return _modules.take_news()
+
+
+# ---- asked by the lookout, in its thread ------------------------------------------------------------------
+
+
+def complete(text: str) -> list[str]:
+    """Names in the rank's namespace and their attributes that begin with a text."""
+    return describing.complete(text, _namespace())
+
+
+def describe(name: str) -> describing.Docs:
+    """What an object of the rank's namespace is."""
+    return describing.describe(name, _namespace(), rank=_place.rank if _place is not None else 0)
+
+
+def names(_: str) -> list[str]:
+    """What the person's cells have put into the namespace."""
+    given = _place.given if _place is not None else frozenset()
+    return sorted(name for name in _namespace() if name not in given and not name.startswith("_"))
 
 
 def _namespace() -> dict[str, Any]:

@@ -10,21 +10,29 @@ import linecache
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, cast
 
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
+from kit.ranks.completion import complete_cell, text_before
+from kit.ranks.describe import Docs
 from kit.ranks.engine import current
 from kit.ranks.errors import CellSyntaxError, RanksError, show_files_as
 from kit.ranks.group import Ranks
 from kit.ranks.output import discard
+from kit.ranks.renewal import Renewal
+from kit.ranks.stacks import Stacks
 from kit.ranks.status import Status, status
 
 _QUIET = argument("--quiet", action="store_true", help="show nothing of what the ranks write")
 _TIMEOUT = argument("--timeout", type=float, default=None, metavar="S", help="stop the cell after S seconds")
+_ASKED = re.compile(r"\?{0,2}([^\W\d][\w.]*)\?{0,2}")
+_BEFORE_OTHERS = 1000
 _GROUP = argument("--group", default=None, metavar="NAME", help="variable that holds the group; default: the latest")
 
 
@@ -33,14 +41,20 @@ class RanksMagics(Magics):
     """The magics of the ranks."""
 
     @magic_arguments()
+    @argument("what", nargs="?", choices=("status", "stacks", "reload", "restart"), help="for %%ranks without a cell")
     @argument("--only", default=None, metavar="RANKS", help="ranks to run on, as in 0,2-3; default: all")
     @_QUIET
     @_TIMEOUT
     @_GROUP
     @no_var_expand
     @line_cell_magic
-    def ranks(self, line: str, cell: str | None = None) -> list[Any] | Status | None:
-        """Run the cell on all ranks; as `%ranks`, show which ranks are alive.
+    def ranks(
+        self, line: str, cell: str | None = None
+    ) -> list[Any] | Status | Stacks | Renewal | Docs | tuple[str, ...] | None:
+        """Run the cell on all ranks; as `%ranks`, show what they are doing.
+
+        `%ranks stacks` says why they are stuck, `%ranks reload` loads edited modules anew, `%ranks restart` starts
+        all ranks anew. A cell that is only `name?` shows what that name is on the first rank.
 
         What ranks write appears as it comes, with the rank in front. Returns the values of the cell's last expression
         as a list, one for each rank, or nothing when all are None.
@@ -48,7 +62,9 @@ class RanksMagics(Magics):
         arguments = parse_argstring(self.ranks, line)
         group = self._group(arguments.group)
         if cell is None:
-            return status(group)
+            return _answer(group, arguments.what)
+        if arguments.what is not None:
+            raise UsageError(f"%%ranks {arguments.what}: expected options only; write %ranks {arguments.what}")
         chosen = None if arguments.only is None else parse_ranks(arguments.only)
         return self._execute(group, cell, chosen, arguments)
 
@@ -64,9 +80,12 @@ class RanksMagics(Magics):
         arguments = parse_argstring(self.rank, line)
         chosen = parse_ranks(arguments.only)
         values = self._execute(self._group(arguments.group), cell, chosen, arguments)
-        return values[0] if values is not None and len(chosen) == 1 else values
+        return values[0] if isinstance(values, list) and len(chosen) == 1 else values
 
-    def _execute(self, group: Ranks, cell: str, chosen: list[int] | None, arguments: Any) -> list[Any] | None:
+    def _execute(self, group: Ranks, cell: str, chosen: list[int] | None, arguments: Any) -> list[Any] | Docs | None:
+        asked = _ASKED.fullmatch(cell.strip())
+        if asked is not None and "?" in cell:
+            return group.docs(asked[1], rank=chosen[0] if chosen else None)
         # The line of the magic counts: line numbers in errors are those of the notebook's cell.
         code = "\n" + cell
         name = _cell_name(self.shell, code)
@@ -92,6 +111,18 @@ class RanksMagics(Magics):
         return found
 
 
+def _answer(group: Ranks, what: str | None) -> Status | Stacks | Renewal | tuple[str, ...]:
+    match what:
+        case "stacks":
+            return group.stacks()
+        case "reload":
+            return group.reload()
+        case "restart":
+            return group.restart()
+        case _:
+            return status(group)
+
+
 def parse_ranks(text: str) -> list[int]:
     """Rank numbers of a text such as `0,2-3`. Raises UsageError."""
     chosen: list[int] = []
@@ -115,6 +146,28 @@ def register(ipython: Any) -> None:
         return f"<cell {number}>" if number else file
 
     show_files_as(name)
+
+    def find(line: str) -> Ranks | None:
+        named = re.search(r"--group[ =](\w+)", line)
+        found = ipython.user_ns.get(named[1]) if named else current()
+        return found if isinstance(found, Ranks) and not found.closed else None
+
+    ipython.Completer.custom_matchers.append(_matcher(find))
+
+
+def _matcher(find_group: Callable[[str], Ranks | None]) -> Any:
+    """Completes names of the ranks in their cells, and keeps those of the notebook out there."""
+
+    @context_matcher(identifier="kit.ranks", priority=_BEFORE_OTHERS)
+    def matcher(context: CompletionContext) -> Any:
+        text = text_before(context.full_text, line=context.cursor_line, column=context.cursor_position)
+        found = complete_cell(text, token=context.token, find_group=find_group)
+        completions = [SimpleCompletion(text=word, type="instance") for word in found.words]
+        if not completions:
+            return {"completions": []}
+        return {"completions": completions, "matched_fragment": found.fragment, "suppress": True}
+
+    return matcher
 
 
 def _number_of(shell: Any, file: str) -> str | None:

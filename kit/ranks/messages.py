@@ -35,12 +35,13 @@ class Answer:
     """Rank to controller: command `number` is over; its value follows unless it failed.
 
     `collectives`: for each process group its name, collectives begun, ranks; unequal counts mean that
-    ranks are out of step.
+    ranks are out of step. `edited`: modules that were edited after this rank had imported them.
     """
 
     number: int
     failure: Failure | None = None
     collectives: Counts = field(default_factory=dict)
+    edited: tuple[str, ...] = ()
 
 
 Header = Command | Answer | Event

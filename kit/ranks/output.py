@@ -149,6 +149,8 @@ class Output:
             chunk = os.read(pipe.fd, _CHUNK)
         except BlockingIOError:
             return
+        except OSError:  # a machine of a cluster is gone
+            chunk = b""
         if chunk:
             self._put(pipe, pipe.split(chunk))
             return

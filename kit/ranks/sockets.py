@@ -18,13 +18,16 @@ def inodes() -> set[str]:
     return {inode for _, inode in _open_sockets()}
 
 
-def cut(owned: Iterable[str]) -> int:
-    """Shut both directions of the connected sockets among `owned`; how many were shut."""
-    wanted, count = set(owned), 0
-    for fd, inode in list(_open_sockets()):
-        if inode in wanted:
-            count += _shut(fd)
-    return count
+def cut(owned: Iterable[str]) -> dict[str, socket.socket]:
+    """End reading on the connected sockets among `owned`; duplicates of them by inode, to be closed with the group.
+
+    Only reading, and the duplicates keep gloo's own close from reaching the other side: a gloo thread that is told
+    "the other side is ready to receive" and finds its writing end broken forgets to wake who waits for that send
+    (gloo's Pair::handleRemotePendingRecv: the operation is in no queue when the error is told; seen on torch 2.13).
+    """
+    wanted = set(owned)
+    shut = {inode: _shut(fd) for fd, inode in list(_open_sockets()) if inode in wanted}
+    return {inode: duplicate for inode, duplicate in shut.items() if duplicate is not None}
 
 
 def _open_sockets() -> Iterator[tuple[int, str]]:
@@ -37,14 +40,18 @@ def _open_sockets() -> Iterator[tuple[int, str]]:
             yield int(entry.name), match[1]
 
 
-def _shut(fd: int) -> bool:
-    """Shut a connected socket through a duplicate, since its owner may close it at any moment."""
+def _shut(fd: int) -> socket.socket | None:
+    """End reading on a connected socket through a duplicate, since its owner may close it at any moment."""
     try:
-        with socket.socket(fileno=os.dup(fd)) as duplicate:
-            if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return False
+        duplicate = socket.socket(fileno=os.dup(fd))
+    except OSError:  # closed meanwhile
+        return None
+    try:
+        if not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             duplicate.getpeername()
-            duplicate.shutdown(socket.SHUT_RDWR)
-    except OSError:  # not connected, or closed meanwhile
-        return False
-    return True
+            duplicate.shutdown(socket.SHUT_RD)
+            return duplicate
+    except OSError:  # not connected
+        pass
+    duplicate.close()
+    return None

@@ -7,30 +7,42 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
 from multiprocessing.connection import wait
 from typing import Any
 
-from kit.ranks import wire
+from kit.ranks import loan, wire
 from kit.ranks.forkserver import RankProcess
 from kit.ranks.messages import Command, Counts, Kind, pack
 from kit.ranks.output import Output, Sink
+from kit.ranks.questions import Questions
+from kit.ranks.spec import Spec
+from kit.ranks.stacks import Stacks
+from kit.ranks.starter import Starter
+from kit.ranks.survey import CallView
 
-HOST = "127.0.0.1"
 _CLOSE_SECONDS = 1.0
 
 
 class GroupState:
     """Mutable state of one group; `close` ends its processes and gives every descriptor back."""
 
-    def __init__(self, *, spawn: Callable[[int, int, int], RankProcess], sink: Sink) -> None:
-        self.store, self.port = _open_store()
-        self.spawn_process = spawn
+    def __init__(self, *, starter: Starter, spec: Spec, sink: Sink) -> None:
+        self.store, self._port = _open_store(starter.host)
+        self._starter = starter
+        self._spec = spec
         self.sink = sink
         self.output = Output()
         self.processes: dict[int, RankProcess] = {}
         self.counts: dict[int, Counts] = {}
+        self.questions = Questions(self._connect)
+        self.call: CallView | None = None  # what is under way, for other threads to see
+        self.stopped_at: Stacks | None = None  # where the ranks were when the last call was ended
+        self.edited: dict[str, list[int]] = {}  # modules edited after ranks had imported them
+        self._aborted = -2  # the latest epoch that was aborted
         self.epoch = -1  # the first join begins epoch 0
         self.joining: int | None = None  # number of a JOIN or LEAVE whose answers have not been read
         self.closed = False
@@ -39,21 +51,34 @@ class GroupState:
         self._number = 0
         self._owner = os.getpid()
         self.lock = threading.Lock()
+        self._burying = threading.RLock()
 
     @property
     def living(self) -> dict[int, RankProcess]:
         """Ranks whose process has not ended."""
-        for process in self.processes.values():
-            if process.exit_code is None and wait([process.status], 0):
-                process.reap()
+        with self._burying:  # other threads ask too, and the exit code can be read once only
+            for process in self.processes.values():
+                if process.exit_code is None and wait([process.status], 0):
+                    process.reap()
         return {rank: process for rank, process in self.processes.items() if process.exit_code is None}
+
+    @property
+    def name(self) -> str:
+        """The group in a few words."""
+        return f"{self._spec.world_size} ranks, {self._spec.backend}, epoch {self.epoch}"
+
+    def bury(self, rank: int) -> int:
+        """The exit code of a rank whose process has ended."""
+        with self._burying:
+            return self.processes[rank].reap()
 
     def spawn(self, rank: int) -> None:
         """Make the process of a rank, which will join the next epoch."""
+        spec = replace(self._spec, rank=rank, host=self._starter.host, port=self._port, epoch=self.epoch + 1)
+        process = self._starter.start(spec)
         old = self.processes.get(rank)
         if old is not None:
             old.close()
-        process = self.spawn_process(rank, self.port, self.epoch + 1)
         self.processes[rank] = process
         self.output.add(rank, process.out, process.err)
 
@@ -61,17 +86,28 @@ class GroupState:
         """Send a command to ranks; its number."""
         self._number += 1
         frames = pack(Command(kind=kind, number=self._number, epoch=self.epoch, **more), value)
-        for rank in ranks:
-            with contextlib.suppress(OSError):  # a dead rank; its status says so to whoever waits
-                wire.send(self.processes[rank].connection, frames)
+        chosen = list(ranks)
+        with loan.lent(frames, ranks=len(chosen)) as ready:
+            for rank in chosen:
+                with contextlib.suppress(OSError):  # a dead rank; its status says so to whoever waits
+                    wire.send(self.processes[rank].connection, ready)
         return self._number
+
+    def begin_call(self, title: str) -> CallView:
+        """Let other threads see the call that the next command makes."""
+        self.stopped_at = None
+        self.call = CallView(title=title, number=self._number + 1)
+        return self.call
 
     def abort(self, cause: str) -> None:
         """End the present epoch on every rank."""
+        self._aborted = self.epoch
         self.store.set(f"abort/{self.epoch}", cause)
 
     def begin_join(self) -> None:
         """Have all ranks join the group of the next epoch; the answers are read before the next call."""
+        if self._aborted != self.epoch:  # nothing ended this epoch: let the watchdogs go on to the next one
+            self.store.set(f"abort/{self.epoch}", "")
         self.epoch += 1
         self.joining = self.send(self.processes, Kind.JOIN)
 
@@ -119,23 +155,35 @@ class GroupState:
         if self.closed or os.getpid() != self._owner:
             return
         self.closed = True
-        self.send(self.living, Kind.CLOSE)
-        self._await_ends()
-        for process in self.living.values():
-            process.kill()
-        self._await_ends()
+        self.end_processes()
+        self.questions.close()
         self.output.close()
         for process in self.processes.values():
             process.close()
         os.close(self.wake)
         self.store = None
+        self._starter.close()
+
+    def end_processes(self) -> None:
+        """End all ranks; those that do not close within a second are killed."""
+        self.send(self.living, Kind.CLOSE)
+        self._await_ends()
+        for process in self.living.values():
+            process.kill()
+        self._await_ends()
+        self.joining = None
+
+    def _connect(self, timeout: timedelta) -> Any:
+        from kit._torch import groups
+
+        return groups.connect_store(self._starter.host, self._port, timeout=timeout)
 
     def _await_ends(self) -> None:
         for process in self.living.values():
             wait([process.status], _CLOSE_SECONDS)
 
 
-def _open_store() -> tuple[Any, int]:
+def _open_store(host: str) -> tuple[Any, int]:
     from kit._torch import groups  # imports torch
 
-    return groups.serve_store(HOST)
+    return groups.serve_store(host)

@@ -1,71 +1,69 @@
-"""Who is alive: one row for each rank of a group."""
+"""`%ranks`: one row for each rank with what it is doing, where, and the memory it holds."""
 
-import html
 from dataclasses import dataclass
-from pathlib import Path
 
-from kit.ranks.death import how_it_ended
 from kit.ranks.group import Ranks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRow:
-    """One rank; `state` is "alive", or how the process ended; `bytes_resident` of host memory, 0 when dead."""
-
-    rank: int
-    pid: int
-    state: str
-    device: str
-    bytes_resident: int
+from kit.ranks.stacks import RankStack, State
+from kit.tables import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Status:
-    """The rows of a group, shown as a table."""
+    """The rows of a group, shown as a table; `hosts` names the machine of each rank, "" for this one."""
 
     group: str
-    rows: tuple[RankRow, ...]
+    device: str
+    rows: tuple[RankStack, ...]
+    hosts: tuple[str, ...]
+    note: str
+
+    @property
+    def table(self) -> Table:
+        """Rank, process, state, seconds in it, line, device, host memory, and GPU memory that torch has allocated."""
+        far = any(self.hosts)
+        head = ("rank", "pid", "state", "seconds", "at", "device", "memory", "GPU", *(("host",) if far else ()))
+        rows = tuple(
+            (*_cells(row, self.device), *((host or "this one",) if far else ()))
+            for row, host in zip(self.rows, self.hosts, strict=True)
+        )
+        return Table(head=head, rows=rows, notes=(self.note,) if self.note else (), left=(2, 4, 5, 8))
 
     def __repr__(self) -> str:
-        lines = [self.group, f"{'rank':>4}  {'pid':>8}  {'state':<12}  {'device':<8}  {'memory':>9}"]
-        lines += [
-            f"{row.rank:>4}  {row.pid:>8}  {row.state:<12}  {row.device:<8}  {row.bytes_resident / 1e6:>6.0f} MB"
-            for row in self.rows
-        ]
-        return "\n".join(lines)
+        return f"{self.group}\n{self.table}"
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in ("rank", "pid", "state", "device", "memory"))
-        body = "".join(
-            f"<tr><td>{row.rank}</td><td>{row.pid}</td><td>{html.escape(row.state)}</td>"
-            f"<td>{html.escape(row.device)}</td><td>{row.bytes_resident / 1e6:.0f} MB</td></tr>"
-            for row in self.rows
-        )
-        return f"<table><caption>{html.escape(self.group)}</caption><tr>{head}</tr>{body}</table>"
+        return self.table._repr_html_()
 
 
 def status(ranks: Ranks) -> Status:
-    """The state of every rank of an open group; asks the system, not the ranks."""
-    ended = ranks.ended
-    alive = ranks.pids
-    rows = [
-        RankRow(
-            rank=rank,
-            pid=alive.get(rank, 0),
-            state=how_it_ended(ended[rank]) if rank in ended else "alive",
-            device=ranks.device,
-            bytes_resident=_bytes_resident(alive[rank]) if rank in alive else 0,
-        )
-        for rank in range(ranks.world_size)
-        if rank in alive or rank in ended
-    ]
-    return Status(group=repr(ranks), rows=tuple(rows))
+    """The state of every rank of an open group; ranks that are busy answer too."""
+    stacks = ranks.stacks(seconds=0.5)
+    told = any(row.state is not State.IDLE for row in stacks.rows) or stacks.before is not None
+    return Status(
+        group=repr(ranks),
+        device=ranks.device,
+        rows=stacks.rows,
+        hosts=tuple(ranks.hosts.get(row.rank, "") for row in stacks.rows),
+        note=stacks.explain() if told else "",
+    )
 
 
-def _bytes_resident(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:  # it has just ended
-        return 0
-    line = next((line for line in text.splitlines() if line.startswith("VmRSS:")), "VmRSS: 0 kB")
-    return int(line.split()[1]) * 1024
+def format_bytes(count: int) -> str:
+    """Bytes in words, as in "312 MB"; "" for none."""
+    if count == 0:
+        return ""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def _cells(row: RankStack, device: str) -> tuple[str, ...]:
+    dead = row.state is State.DEAD
+    return (
+        str(row.rank),
+        "" if dead else str(row.pid),
+        row.why if dead else str(row.state),
+        "" if dead else f"{row.seconds:.1f}",
+        row.place,
+        device,
+        format_bytes(row.bytes_resident),
+        format_bytes(row.bytes_gpu),
+    )

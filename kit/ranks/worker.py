@@ -20,9 +20,11 @@ import torch
 from kit import progress
 from kit._torch import groups
 from kit.ranks import inside, wire
+from kit.ranks.channels import await_delivery
 from kit.ranks.errors import Failure
 from kit.ranks.failure import failure_of
 from kit.ranks.guard import Guard
+from kit.ranks.lookout import Lookout
 from kit.ranks.messages import Answer, Command, Counts, Kind, pack, unpack
 from kit.ranks.remote import RemoteRepr
 from kit.ranks.spec import Spec
@@ -44,6 +46,7 @@ class Worker:
         sys.modules["__main__"] = main
         inside.enter(rank=spec.rank, world_size=spec.world_size, device=device, namespace=main.__dict__)
         progress.subscribe(self._send_event)
+        Lookout(spec, self._guard).start()
 
     def serve(self) -> NoReturn:
         """Answer commands until told to close or until the controller is gone."""
@@ -67,6 +70,8 @@ class Worker:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the person's code may have put anything there, or closed it
                 stream.flush()
+        for fd in (1, 2):
+            await_delivery(fd)
         aborted = self._guard.abort_of(command.epoch)
         if aborted is not None and failure is None and command.kind is Kind.CALL:
             # On NCCL a stuck call returns normally after an abort: its value must never be used.
@@ -77,13 +82,13 @@ class Worker:
         frames: wire.Frames = []
         if failure is None:
             frames, failure = self._pack(result)
-        answer = Answer(number=command.number, failure=failure, collectives=_collectives())
+        answer = Answer(number=command.number, failure=failure, collectives=_collectives(), edited=_edited(command))
         with self._sending:
             wire.send(self._connection, pack(answer, frames))
 
     def _run(self, command: Command, value: wire.Frames) -> tuple[Any, Failure | None]:
         try:
-            with self._guard.command(command.number):
+            with self._guard.command(command.number, command.epoch):
                 # The epoch may have ended before this rank began: then the watchdog saw nothing to stop.
                 if command.kind is Kind.CALL and self._guard.abort_of(command.epoch) is not None:
                     return None, None
@@ -174,16 +179,20 @@ def main(spec: Spec, *, control: int, crash: int) -> NoReturn:
 def _own_gpu(spec: Spec) -> str:
     """Make this rank's own GPU the current one; NCCL wants one for each rank, gloo may share."""
     count = torch.cuda.device_count()
-    if count == 0 or (spec.backend == "nccl" and count < spec.world_size):
+    if count == 0 or (spec.backend == "nccl" and count < spec.local_world_size):
         offer = f" or kit.launch({count}, backend='nccl') for as many ranks as GPUs" if count > 1 else ""
         raise LookupError(
             f"{spec.world_size} ranks on GPUs with {spec.backend}, but this machine shows "
             f"{count} GPU{'' if count == 1 else 's'}; NCCL needs one for each rank. Use kit.launch({spec.world_size}) "
             f"(gloo, on the CPU){offer}."
         )
-    index = spec.rank % count
+    index = spec.local_rank % count
     torch.cuda.set_device(index)
     return f"cuda:{index}"
+
+
+def _edited(command: Command) -> tuple[str, ...]:
+    return inside.edited_modules() if command.kind is Kind.CALL else ()
 
 
 def _collectives() -> Counts:

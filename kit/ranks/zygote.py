@@ -14,6 +14,7 @@ import pickle
 import selectors
 import signal
 import socket
+import stat
 import struct
 import sys
 import traceback
@@ -80,6 +81,7 @@ class _Zygote:
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         self._woken.setblocking(False)
+        self._selector = selectors.DefaultSelector()
         self._controller: int | None = None
         with contextlib.suppress(OSError):  # a kernel or sandbox without pidfd: the socket's end says the same
             self._controller = os.pidfd_open(controller)
@@ -87,17 +89,20 @@ class _Zygote:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def serve(self) -> None:
-        with selectors.DefaultSelector() as selector:
+        with self._selector as selector:
             selector.register(self._requests, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
             if self._controller is not None:
                 selector.register(self._controller, selectors.EVENT_READ)
             while True:
-                ready = {key.fileobj for key, _ in selector.select()}
+                events = selector.select()
+                ready = {key.fileobj for key, _ in events}
                 if self._woken in ready:
                     with contextlib.suppress(BlockingIOError):
                         self._woken.recv(4096)
                     self._reap()
+                for pid in (key.data for key, _ in events if key.data is not None):
+                    self._end(pid)
                 if self._controller in ready:
                     break
                 if self._requests in ready:
@@ -130,6 +135,8 @@ class _Zygote:
         for fd in (control, crash, out, err):
             os.close(fd)
         self._status[pid] = status
+        if stat.S_ISSOCK(os.fstat(status).st_mode):  # of a rank of a cluster: its other end closes to end the rank
+            self._selector.register(status, selectors.EVENT_READ, data=pid)
         send_pickle(self._requests, pid)
 
     def _leave_zygote(self, status: int) -> None:
@@ -157,16 +164,28 @@ class _Zygote:
                 os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             fd = self._status.pop(pid)
+            self._forget(fd)
             with contextlib.suppress(OSError):  # the controller is gone
                 os.write(fd, struct.pack("<i", os.waitstatus_to_exitcode(status)))
             os.close(fd)
 
+    def _end(self, pid: int) -> None:
+        """Kill a rank and what it has started; it is reaped later."""
+        if pid not in self._status:  # reaped in this very round
+            return
+        self._forget(self._status[pid])
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # the group may not exist yet
+
+    def _forget(self, status: int) -> None:
+        with contextlib.suppress(KeyError):  # a pipe was never watched
+            self._selector.unregister(status)
+
     def _end_all(self) -> None:
         for pid in list(self._status):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)  # the group may not exist yet
+            self._end(pid)
         for pid, fd in self._status.items():
             os.waitpid(pid, 0)
             os.close(fd)

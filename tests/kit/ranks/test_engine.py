@@ -1,6 +1,5 @@
 """Starting and ending groups."""
 
-import json
 import os
 import signal
 import subprocess
@@ -155,45 +154,11 @@ def test_the_store_and_gloo_listen_on_the_loopback_address_only(pair: Ranks) -> 
         assert listening
 
 
-_CONTROLLER = """
-import json, os, sys, threading
-from kit.ranks import engine, forkserver
-ranks = engine.launch(2, threads=1)
-ranks.execute("import subprocess; child = subprocess.Popen(['sleep', '100']).pid")
-pids = [*ranks.pids.values(), *ranks.pull("child"), forkserver.server().pid]
-def tell():
-    print(json.dumps(pids), flush=True)
-threading.Timer(0.3, tell).start()
-ranks.execute({code!r})
-"""
-
-
 def _is_alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def test_when_the_kernel_is_killed_no_process_and_no_file_is_left(tmp_path: Path) -> None:
-    code = "if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", _CONTROLLER.format(code=code)], stdout=subprocess.PIPE, env=environment, cwd=tmp_path
-    ) as controller:
-        assert controller.stdout is not None
-        try:
-            pids = json.loads(controller.stdout.readline())
-            assert len(pids) == 5
-            assert all(_is_alive(pid) for pid in pids)
-        finally:
-            controller.send_signal(signal.SIGKILL)
-        controller.wait()
-        deadline = time.monotonic() + 3
-        while alive := [pid for pid in pids if _is_alive(pid)]:
-            assert time.monotonic() < deadline, f"processes {alive} are alive 3 s after the kernel was killed"
-            time.sleep(0.02)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_script_needs_no_main_guard_and_ends_by_itself(tmp_path: Path) -> None:

@@ -109,16 +109,6 @@ def test_a_reference_by_name_opens_on_the_ranks(pair: Ranks) -> None:
         pair.run(len, pair["typo"])
 
 
-def test_a_result_that_cannot_be_sent_is_an_error_and_costs_no_group(pair: Ranks) -> None:
-    with pytest.raises(RankError) as caught:
-        pair.run(threading.Lock)
-    assert str(caught.value) == (
-        "ranks 0, 1: ResultError: the result, a lock, cannot be sent to the notebook (TypeError: cannot pickle "
-        "'_thread.lock' object). Return plain values or tensors, or keep it on the ranks with ranks.hold(...)"
-    )
-    assert pair.epoch == 0
-
-
 def test_the_value_of_a_cell_that_cannot_be_sent_comes_as_text(pair: Ranks) -> None:
     (value, _) = pair.execute("import threading\nthreading.Lock()")
     assert isinstance(value, RemoteRepr)
@@ -150,12 +140,6 @@ def test_unknown_ranks_are_refused(pair: Ranks) -> None:
 def test_a_living_rank_is_not_replaced(pair: Ranks) -> None:
     with pytest.raises(RanksError, match=r"rank 0 is alive; replace\(\) starts a dead rank anew"):
         pair.replace(0)
-
-
-def test_a_large_result_arrives_whole(pair: Ranks) -> None:
-    for big in pair.run(lambda: torch.full((25_000_000,), 3.0)):
-        assert big.shape == (25_000_000,)
-        assert big[-1].item() == 3.0
 
 
 def test_progress_of_a_rank_arrives_with_its_number(pair: Ranks) -> None:

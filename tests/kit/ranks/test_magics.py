@@ -1,5 +1,6 @@
 """Cells that run on the ranks."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from traitlets.config import Config
 from kit.ranks import errors, magics
 from kit.ranks.errors import CellSyntaxError, RankError, RanksError, RankTimeoutError
 from kit.ranks.group import Ranks
+from kit.ranks.stacks import State
 
 Line = tuple[int, str, str]
 
@@ -118,10 +120,8 @@ def test_the_status_is_a_table(shell: InteractiveShell, pair: Ranks) -> None:
     status = run(shell, "%ranks")
     head, names, *rows = repr(status).split("\n")
     assert head == "Ranks(2 ranks, gloo, cpu, epoch 0)"
-    assert names.split() == ["rank", "pid", "state", "device", "memory"]
-    assert [row.split()[:4] for row in rows] == [
-        [str(rank), str(pid), "alive", "cpu"] for rank, pid in pair.pids.items()
-    ]
+    assert names.split() == ["rank", "pid", "state", "seconds", "at", "device", "memory", "GPU"]
+    assert [row.split()[:3] for row in rows] == [[str(rank), str(pid), "idle"] for rank, pid in pair.pids.items()]
     assert all(row.bytes_resident > 10_000_000 for row in status.rows)
     assert status._repr_html_().count("<tr>") == 3
 
@@ -129,7 +129,10 @@ def test_the_status_is_a_table(shell: InteractiveShell, pair: Ranks) -> None:
 def test_the_status_names_the_dead(shell: InteractiveShell, pair: Ranks) -> None:
     with pytest.raises(RankError):
         pair.execute("import os\nos._exit(3)", ranks=[1])
-    assert [row.state for row in run(shell, "%ranks").rows] == ["alive", "exit code 3"]
+    while (status := run(shell, "%ranks")).rows[0].state is not State.IDLE:  # it leaves the group that lost a member
+        time.sleep(0.01)
+    assert [row[2] for row in status.table.rows] == ["idle", "exit code 3"]
+    assert status.note == "rank 1 is dead (exit code 3); rank 0 is idle"
 
 
 @pytest.mark.parametrize(("text", "ranks"), [("0", [0]), ("0,2-3", [0, 2, 3]), ("2-3,3", [2, 3]), (" 1 , 0 ", [0, 1])])

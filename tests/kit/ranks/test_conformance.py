@@ -1,4 +1,7 @@
-"""Faults: control comes back, the right cause first, variables kept, the next cell works."""
+"""Faults, on every engine alike: control comes back, the right cause first, variables kept, the next cell works.
+
+These are the tests of the guard, and what any engine of `launch` must pass.
+"""
 
 import os
 import signal
@@ -11,10 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kit.ranks import gather
+from kit.ranks import engine, gather
 from kit.ranks.errors import DeadRankError, InterruptedRanksError, RankError, RankTimeoutError
 from kit.ranks.group import Ranks
 
+ENGINES = ("local", "ipyparallel")
 SUM = "y = torch.ones(1)\ndist.all_reduce(y)\ny.item()"
 
 
@@ -288,3 +292,75 @@ def test_descriptors_and_threads_do_not_grow_over_ten_aborts(pair: Ranks) -> Non
     for (fds, threads), (fds_after, threads_after) in zip(before, held(), strict=True):
         assert fds_after <= fds + 1
         assert threads_after <= threads + 1
+
+
+def test_a_rank_killed_inside_a_collective_is_named_and_frees_the_other(unchecked: Ranks) -> None:
+    unchecked.execute("kept = 10 + rank\nsub = dist.new_group([0, 1])")
+    later(0.3, os.kill, unchecked.pids[1], signal.SIGKILL)
+    cell = "if rank == 0:\n    dist.all_reduce(torch.ones(1))\nelse:\n    dist.all_reduce(torch.ones(1), group=sub)"
+    with pytest.raises(RankError) as caught, at_most(3.0):
+        unchecked.execute(cell)
+    assert [(failure.rank, failure.type) for failure in caught.value.causes] == [(1, "SIGKILL")]
+    assert [failure.rank for failure in caught.value.consequences] == [0]
+    unchecked.replace(1)
+    assert unchecked.pull("globals().get('kept')") == [10, None]
+    assert unchecked.execute(SUM) == [2.0, 2.0]
+
+
+def test_collectives_of_another_kind_are_named_and_the_next_cell_works(pair: Ranks) -> None:
+    cell = "if rank == 0:\n    dist.barrier()\nelse:\n    dist.all_reduce(torch.ones(3))"
+    error = failure_of_cell(pair, cell, seconds=3.0)
+    assert "rank 0: barrier() at <the cell>, line 2: dist.barrier()" in str(error)
+    assert "rank 1: all_reduce(float32[3], RedOpType.SUM) at <the cell>, line 4: dist.all_reduce(" in str(error)
+    assert pair.alive == (0, 1)
+    assert_next_cell_works(pair)
+
+
+def test_a_stop_while_the_ranks_still_rejoin(pair: Ranks) -> None:
+    failure_of_cell(pair, "if rank == 1: raise KeyError('gone')\ndist.barrier()", seconds=3.0)
+    # The ranks were told to join anew; one that is held up keeps the others waiting for it in the new group.
+    os.kill(pair.pids[1], signal.SIGSTOP)
+    later(0.3, pair.interrupt)
+    later(0.8, os.kill, pair.pids[1], signal.SIGCONT)
+    try:
+        with pytest.raises(InterruptedRanksError), at_most(6.0):
+            pair.execute("while True: pass")
+    finally:
+        os.kill(pair.pids[1], signal.SIGCONT)
+    assert_next_cell_works(pair)
+
+
+def test_a_rank_that_dies_while_the_others_rejoin_is_named(pair: Ranks) -> None:
+    failure_of_cell(pair, "if rank == 1: raise KeyError('gone')\ndist.barrier()", seconds=3.0)
+    os.kill(pair.pids[1], signal.SIGKILL)
+    with pytest.raises((RankError, DeadRankError), match="rank 1"), at_most(6.0):
+        pair.execute("dist.barrier()")
+    pair.replace(1)
+    assert pair.pull("globals().get('kept')") == [10, None]
+    assert pair.execute(SUM) == [2.0, 2.0]
+
+
+def test_four_ranks_with_a_mesh_of_two_by_two_come_back_and_the_mesh_is_built_anew() -> None:
+    build = (
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "mesh = init_device_mesh('cpu', (2, 2), mesh_dim_names=('rows', 'columns'))"
+    )
+    across = "x = torch.tensor([float(rank)])\ndist.all_reduce(x, group=mesh.get_group('{axis}'))\nx.item()"
+    with engine.launch(4, threads=1) as ranks:
+        ranks.execute(f"kept = 10 + rank\n{build}")
+        assert ranks.execute(across.format(axis="rows")) == [2.0, 4.0, 2.0, 4.0]
+        assert ranks.execute(across.format(axis="columns")) == [1.0, 1.0, 5.0, 5.0]
+        # Rank 3 fails; its partners in two communicators and, behind them, the last rank wait.
+        cell = (
+            "if rank == 3:\n    raise ValueError('boom')\n"
+            "for axis in ('rows', 'columns'):\n    dist.all_reduce(torch.ones(1), group=mesh.get_group(axis))"
+        )
+        with pytest.raises(RankError) as caught, at_most(5.0):
+            ranks.execute(cell, filename="<c>")
+        assert [(failure.rank, failure.type) for failure in caught.value.causes] == [(3, "ValueError")]
+        assert sorted(failure.rank for failure in caught.value.consequences) == [0, 1, 2]
+        assert ranks.pull("kept") == [10, 11, 12, 13]
+        assert ranks.execute(SUM) == [4.0] * 4
+        ranks.execute(build)
+        assert ranks.execute(across.format(axis="rows")) == [2.0, 4.0, 2.0, 4.0]
+        assert ranks.execute(across.format(axis="columns")) == [1.0, 1.0, 5.0, 5.0]
