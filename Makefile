@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 INPUTS := pyproject.toml constraints-cpu.txt
 QUICKSTART := notebooks/01_quickstart.ipynb
 # Unit tests first: they fail soonest.
-SUITE := $(wildcard tests/test_*.py tests/kit tests/widgets tests/notebooks tests/gpu tests/browser)
+SUITE := $(wildcard tests/test_*.py tests/kit tests/widgets tests/notebooks tests/slurm tests/gpu tests/browser)
 BENCHES := $(basename $(notdir $(wildcard tests/bench/[a-z]*.py)))
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 

@@ -190,19 +190,24 @@ class Guard:
             with self._ending:
                 if self._epoch == epoch:  # else it has left while we waited, and the groups are the next epoch's
                     groups.abort_groups()
-        self._cut()
+        self._cut(epoch)
         seconds = _FIRST_SIGNAL_SECONDS
         while command is not None and not self._command_ended.wait(seconds):
             with self._lock:
                 if self._running != command:
                     return
                 signal.pthread_kill(self._main, signal.SIGINT)
-            self._cut()  # what the command has opened since, in joining for one
+            self._cut(epoch)  # what the command has opened since, in joining for one
             seconds = _NEXT_SIGNAL_SECONDS
 
-    def _cut(self) -> None:
-        """Shut what the epoch has opened, and what is being opened for it at this moment."""
+    def _cut(self, epoch: int) -> None:
+        """Shut what the epoch has opened, and what is being opened for it at this moment.
+
+        Nothing when it was left meanwhile (NCCL takes half a second to abort): the sockets are the next one's then.
+        """
         with self._lock:
+            if self._epoch != epoch:
+                return
             joins_next = self._running is not None and self._running_epoch > self._epoch
             opening = set() if self._before is None or joins_next else sockets.inodes() - self._before
             for inode, duplicate in sockets.cut(self._sockets | opening).items():
