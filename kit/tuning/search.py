@@ -65,7 +65,7 @@ def measure_setting(setting: Setting, build: Build, *, steps: int = 3, warmup: i
     seconds = []
     with step.undone():
         for number, window in enumerate(batches):
-            dist.barrier()
+            dist.barrier(device_ids=[torch.cuda.current_device()] if cuda else None)
             begun = time.perf_counter()
             step(*window)
             if cuda:
