@@ -167,6 +167,11 @@ def is_traced() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
+def is_live(group: Any) -> bool:
+    """Whether torch still knows a process group of this process."""
+    return group in distributed_c10d._world.pg_map
+
+
 def is_peer_lost(error: BaseException) -> bool:
     """Whether an error only says that another rank's connection went away.
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 import types
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -28,6 +29,7 @@ from kit.ranks.lookout import Lookout
 from kit.ranks.messages import Answer, Command, Counts, Kind, pack, unpack
 from kit.ranks.remote import RemoteRepr
 from kit.ranks.spec import Spec
+from kit.ranks.stale import stale_of
 
 
 class Worker:
@@ -100,7 +102,12 @@ class Worker:
         except BaseException as error:
             self._in_user_code = False  # the signal may have come just before it was cleared above
             folded = self._guard.abort_of(command.epoch) is not None or groups.is_peer_lost(error)
-            return None, failure_of(error, self._spec.rank, folded=folded)
+            failure = failure_of(error, self._spec.rank, folded=folded)
+            gone = stale_of(error.__traceback__) if self._guard.abort_of(command.epoch) is None else None
+            if gone is not None and isinstance(error, Exception):
+                said = f"{gone} ({failure.type}: {failure.first_line.partition(': ')[2][:120]})"
+                failure = replace(failure, type="StaleGroupError", message=said, folded=False)
+            return None, failure
         finally:
             inside.forget(command.forget)
 
