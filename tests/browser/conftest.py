@@ -29,8 +29,10 @@ SERVER_SECONDS, PAGE_MS, KERNEL_MS, RUN_MS, ANSWER_MS = 60, 60_000, 60_000, 180_
 
 # A pop-up about news or updates would cover a corner of the page, and ask the network for it.
 SETTINGS = {
-    "notification.jupyterlab-settings": {"fetchNews": "false", "checkForUpdates": False},
-    "themes.jupyterlab-settings": {"theme": "JupyterLab Light"},
+    "apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false", "checkForUpdates": False},
+    "apputils-extension/themes.jupyterlab-settings": {"theme": "JupyterLab Light"},
+    # Else a cell that is scrolled away is not in the page, and a test cannot find its widget.
+    "notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},
 }
 NOTEBOOK = "window.jupyterapp.shell.currentWidget"
 
@@ -60,9 +62,9 @@ def lab(chromium_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     home = tmp_path_factory.mktemp("jupyter")
     folder = home / "served"
     folder.mkdir()
-    settings = home / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
-    settings.mkdir(parents=True)
+    settings = home / "config" / "lab" / "user-settings" / "@jupyterlab"
     for name, value in SETTINGS.items():
+        (settings / name).parent.mkdir(parents=True, exist_ok=True)
         (settings / name).write_text(json.dumps(value))
     token, port = secrets.token_hex(16), find_free_port()
     command = [
