@@ -14,13 +14,16 @@ from kit.graph.roofline import node_seconds
 from kit.step.hardware import Hardware
 from kit.step.record import Estimate, Span
 
+Inputs = dict[int, list[int]]
+
 
 def estimate(graph: Graph, hardware: Hardware, ranks_of_group: Mapping[str, int]) -> Estimate:
     """Lay a step's graph on two lanes of `hardware`. `ranks_of_group`: ranks of each process group by name."""
     seconds = node_seconds(
         graph, flops_per_second=hardware.flops_per_second, bytes_per_second=hardware.bytes_per_second
     )
-    producer = _collective_of_wait(graph)
+    inputs = _inputs_of_communication(graph)
+    producer = _collective_of_wait(graph, inputs)
     now = free = exposed = computed = 0.0
     ends: dict[int, tuple[str, float, float]] = {}
     spans: dict[int, Span] = {}
@@ -28,7 +31,7 @@ def estimate(graph: Graph, hardware: Hardware, ranks_of_group: Mapping[str, int]
         if kind is Kind.COLLECTIVE:
             ranks = ranks_of_group.get(graph.groups[row], 1)
             begin = max(now, free)
-            free = begin + collective_seconds(graph.targets[row], _carried(graph, row), ranks, hardware)
+            free = begin + collective_seconds(graph.targets[row], _carried(graph, row, inputs), ranks, hardware)
             ends[row] = (graph.targets[row].split(".")[1], begin, free)
         elif kind is Kind.WAIT and row in producer:
             name, begin, end = ends[producer[row]]
@@ -64,24 +67,24 @@ def collective_seconds(target: str, bytes_whole: int, ranks: int, hardware: Hard
     return passes * bytes_whole * (ranks - 1) / ranks / rate + hardware.latency_seconds * math.log2(ranks)
 
 
-def _carried(graph: Graph, row: int) -> int:
+def _carried(graph: Graph, row: int, inputs: Inputs) -> int:
     """Bytes of the whole tensor: what goes in or what comes out, whichever is larger."""
-    inputs = [int(graph.bytes_out[source]) for source, end in _edges_into(graph).get(row, ())]
-    return max([int(graph.bytes_out[row]), *inputs])
+    return max(int(graph.bytes_out[node]) for node in (row, *inputs.get(row, ())))
 
 
-def _edges_into(graph: Graph) -> dict[int, list[tuple[int, int]]]:
-    found: dict[int, list[tuple[int, int]]] = {}
+def _inputs_of_communication(graph: Graph) -> Inputs:
+    """The rows that each collective and each wait reads."""
+    found: Inputs = {}
     for source, end in zip(graph.edge_from.tolist(), graph.edge_to.tolist(), strict=True):
         if graph.kinds[end] in (Kind.COLLECTIVE, Kind.WAIT):
-            found.setdefault(end, []).append((source, end))
+            found.setdefault(end, []).append(source)
     return found
 
 
-def _collective_of_wait(graph: Graph) -> dict[int, int]:
+def _collective_of_wait(graph: Graph, inputs: Inputs) -> dict[int, int]:
     return {
         end: source
-        for pairs in _edges_into(graph).values()
-        for source, end in pairs
+        for end, sources in inputs.items()
+        for source in sources
         if graph.kinds[end] is Kind.WAIT and graph.kinds[source] is Kind.COLLECTIVE
     }
