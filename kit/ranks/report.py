@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from kit.ranks.state import GroupState
 
 FIRST_SECONDS = 2.0
-_NEXT_SECONDS = 1.0
+_NEXT_SECONDS = (
+    10.0  # not oftener: a rank died (SIGSEGV) in a long cell that was looked at each second; cause not proved
+)
 _LOOK_SECONDS = 0.2
 _numbers = itertools.count()
 
