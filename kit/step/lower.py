@@ -17,7 +17,6 @@ from kit.step.inputs import Inputs, inputs_of
 from kit.step.mesh import Axes
 from kit.step.passes.bucket import bucket_gathers, bucket_reductions
 from kit.step.passes.hoist import hoist_preparations
-from kit.step.passes.overlap import start_gathers_early
 from kit.step.passes.proof import Pass, apply_pass
 from kit.step.passes.reshard import reshard_after_forward
 from kit.step.placement import place
@@ -97,7 +96,6 @@ def _rewrite(traced: Traced, inputs: Inputs, strategy: Strategy) -> list[Stage]:
         changes.append(("bucket gathers", lambda gm: bucket_gathers(gm, limit)))
         if strategy.reshard_after_forward:
             changes.append(("reshard after forward", reshard_after_forward))
-        changes.append(("start gathers early", start_gathers_early))
     names = tuple(inputs.names())
     module = apply_pass("remove dead code", traced.module, lambda gm: None)
     stages = [Stage(name="traced", module=traced.module, input_names=names)]
