@@ -8,8 +8,10 @@ RESULT ?=
 PY := $(VENV)/bin/python
 INPUTS := pyproject.toml constraints-cpu.txt
 QUICKSTART := notebooks/01_quickstart.ipynb
-# Unit tests first: they fail soonest.
-SUITE := $(wildcard tests/test_*.py tests/kit tests/widgets tests/notebooks tests/slurm tests/gpu tests/browser)
+# Whole files go to two workers, the longest first. Much of a test's time is waiting for ranks, Slurm and a browser.
+WORKERS ?= 2
+LONGEST := $(wildcard tests/notebooks tests/slurm tests/browser tests/kit/ranks tests/kit/step)
+SUITE := $(LONGEST) $(filter-out $(LONGEST) %/conftest.py %/__pycache__,$(wildcard tests/kit/* tests/widgets tests/gpu tests/test_*.py))
 BENCHES := $(basename $(notdir $(wildcard tests/bench/[a-z]*.py)))
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
@@ -24,7 +26,7 @@ lab: $(VENV)/.kit-run-$(strip $(TORCH)) ## install, open the quickstart in Jupyt
 
 test: $(VENV)/.kit-test-$(strip $(TORCH)) ## install what tests need, run all that a CPU machine can
 	@$(PY) -m kit.preflight test
-	@$(PY) -m pytest $(SUITE)
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(SUITE)
 
 bench: $(VENV)/.kit-bench-$(strip $(TORCH)) ## measure beside others: NAME=ranks (no NAME: list them), RESULT=file.json
 	@if [ -n "$(NAME)" ]; then $(PY) tests/bench/$(NAME).py $(if $(RESULT),--out $(RESULT)); \

@@ -21,9 +21,16 @@ MAX_COLUMN_BYTES = 8 << 30  # a header may not make a reader allocate without bo
 RECORDS = {
     "Graph": "kit.graph.record",
     "Plan": "kit.step.record",
+    "PassReport": "kit.step.passes.record",
+    "Trials": "kit.step.passes.record",
     "Cut": "kit.partition.record",
+    "Representations": "kit.step.start_record",
+    "StartUp": "kit.step.start_record",
     "Timeline": "kit.timeline.record",
+    "CollectiveLog": "kit.timeline.collective_log",
     "TuneReport": "kit.tuning.record",
+    "Verdict": "kit.step.verdict_record",
+    "Compatibility": "kit.step.verdict_record",
 }
 
 
@@ -38,8 +45,11 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
     columns: list[str]
 
 
-def save(record: Any, path: str | Path) -> Path:
-    """Write a record to `path` and return the path; the file appears whole or not at all."""
+def save(record: Any, path: str | Path, *, level: int = 6) -> Path:
+    """Write a record to `path` and return the path; the file appears whole or not at all.
+
+    `level` is zlib's, 0 (large and quick) to 9.
+    """
     kind = type(record).__name__
     if kind not in RECORDS:
         raise TypeError(f"save() got a {kind}; it takes a record: {', '.join(RECORDS)}")
@@ -54,8 +64,9 @@ def save(record: Any, path: str | Path) -> Path:
     header = _Header(format=FORMAT, kind=kind, fields=fields, columns=sorted(columns))
     target = Path(path)
     partial = target.with_name(target.name + ".partial")
+    method = zipfile.ZIP_DEFLATED if level else zipfile.ZIP_STORED
     try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(partial, "w", method, compresslevel=level) as archive:
             archive.writestr("header.json", msgspec.json.encode(header))
             for name, column in columns.items():
                 buffer = io.BytesIO()

@@ -27,6 +27,9 @@ IDLE = "#8c8c8c"  # neutral grey: idle, waiting; empty with outline
 FORWARD = OKABE_ITO[2]  # sky; letter F
 BACKWARD = OKABE_ITO[3]  # green; letter B
 OPTIMIZER = OKABE_ITO[4]  # yellow with outline; letter O
+OPERATOR_OF_HOST = PETROFF10[3]  # grey-green: what a host thread runs; rows of its own
+LAUNCH = PETROFF10[8]  # dark grey: calls that launch; dots
+RANGE = PETROFF10[7]  # olive: named ranges of the host; rows of its own
 
 HATCH = "//"  # of communication, in matplotlib's spelling
 DOTS = ".."  # of copies

@@ -15,9 +15,13 @@ from kit.comparison import Comparison
 from kit.graph.capture_record import Capture
 from kit.graph.record import Graph
 from kit.partition.record import Cut
-from kit.step.record import Plan
+from kit.step.passes.record import PassReport, Trials
+from kit.step.record import Check, Plan
+from kit.step.start_record import Representations, StartUp
+from kit.step.verdict_record import Compatibility, Verdict
 from kit.tables import Table
 from kit.timeline.record import Timeline
+from kit.timeline.rows import Measured
 from kit.tuning.record import TuneReport
 
 
@@ -38,7 +42,8 @@ class Drawing:
 def table(record: Any) -> Table:
     """What a record says, as a table: `print` gives text, a notebook HTML.
 
-    Takes a Plan, Timeline, Cut, TuneReport or Comparison. Raises `TypeError` for anything else.
+    Takes a Plan, a Check of one, PassReport, Trials, Verdict, Compatibility, StartUp, Representations, Timeline, Cut,
+    TuneReport, Comparison or what `measure` gives. Raises `TypeError` for anything else.
     """
     show = _TABLES.get(type(record))
     if show is None:
@@ -120,9 +125,21 @@ def _show_timeline(timeline: Timeline) -> str:
 
 
 def _show_plan(plan: Plan) -> str:
+    from kit.step.lanes import to_svg
     from kit.step.table import table
 
-    return table(plan)._repr_html_()
+    picture = "" if plan.estimate is None else _framed(to_svg(plan))
+    return picture + table(plan)._repr_html_()
+
+
+def _show_check(check: Check) -> str:
+    from kit.step.table import check_table
+
+    return check_table(check)._repr_html_()
+
+
+def _show_table(record: StartUp | Representations) -> str:
+    return table(record)._repr_html_()
 
 
 def _show_report(report: TuneReport) -> str:
@@ -143,18 +160,31 @@ def _figure_svg(figure: Any) -> str:
 
 
 _TABLES: dict[type, tuple[str, str]] = {
+    Check: ("kit.step.table", "check_table"),
     Comparison: ("kit.comparison", "table"),
+    Compatibility: ("kit.step.verdict_table", "compatibility_table"),
     Cut: ("kit.partition.report", "table"),
+    Measured: ("kit.timeline.rows", "table"),
+    PassReport: ("kit.step.passes.table", "pass_table"),
     Plan: ("kit.step.table", "table"),
+    Representations: ("kit.step.start_table", "representations_table"),
+    StartUp: ("kit.step.start_table", "startup_table"),
     Timeline: ("kit.timeline.table", "table"),
+    Trials: ("kit.step.passes.table", "trial_table"),
     TuneReport: ("kit.tuning.table", "table"),
+    Verdict: ("kit.step.verdict_table", "verdict_table"),
 }
 
 _SHOWN: dict[type, Callable[[Any], str]] = {
     Capture: _show_capture,
+    Check: _show_check,
     Cut: _show_cut,
     Graph: _show_graph,
+    PassReport: lambda report: table(report)._repr_html_(),
     Plan: _show_plan,
+    Representations: _show_table,
+    StartUp: _show_table,
     Timeline: _show_timeline,
+    Trials: lambda trials: table(trials)._repr_html_(),
     TuneReport: _show_report,
 }

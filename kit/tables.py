@@ -4,10 +4,14 @@ Text is what a terminal, a screen reader and a test see; HTML is the same cells,
 colours of the page around it.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+# A word this long (code, a kernel's name) may break behind these, else it would push columns off the page.
+_LONG_WORD = re.compile(r"\S{24,}")
+_PIECE = re.compile(r"[^(.,/_:]+[(.,/_:]*|[(.,/_:]+")
 _CELL = "padding: 0.15em 0.8em; font-variant-numeric: tabular-nums; text-align: "
 
 
@@ -40,7 +44,9 @@ class Table:
     def _repr_html_(self) -> str:
         head = "".join(f'<th scope="col" style="{self._style(n)}">{escape(t)}</th>' for n, t in enumerate(self.head))
         body = "".join(
-            "<tr>" + "".join(f'<td style="{self._style(n)}">{escape(t)}</td>' for n, t in enumerate(row)) + "</tr>"
+            "<tr>"
+            + "".join(f'<td style="{self._style(n, "nowrap")}">{_html(t)}</td>' for n, t in enumerate(row))
+            + "</tr>"
             for row in self.rows
         )
         notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
@@ -53,5 +59,14 @@ class Table:
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
 
-    def _style(self, column: int) -> str:
-        return _CELL + ("left" if column in self.left else "right")
+    def _style(self, column: int, wrap: str = "normal") -> str:
+        return _CELL + ("left" if column in self.left else f"right; white-space: {wrap}")
+
+
+def _html(text: str) -> str:
+    """A cell's text, escaped, with places where long words may break."""
+    html, end = "", 0
+    for word in _LONG_WORD.finditer(text):
+        html += escape(text[end : word.start()]) + "<wbr>".join(map(escape, _PIECE.findall(word[0])))
+        end = word.end()
+    return html + escape(text[end:])

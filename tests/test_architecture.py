@@ -31,7 +31,7 @@ MAY_KNOW = {
 }
 # Modules of the kit itself that every room may use, because they know no room.
 GROUND = ("kit.progress", "kit.colours", "kit.tables", "kit.archive")
-KNOW_ALL = ("kit", "kit.verbs", "kit.step_on_ranks", "kit.display")
+KNOW_ALL = ("kit", "kit.verbs", "kit.step_kernels", "kit.step_on_ranks", "kit.display")
 JUPYTER = ("IPython", "ipywidgets", "anywidget", "ipykernel")
 COMMANDS = ("kit.preflight", "kit.environment", "kit.run_notebook")  # run as `python -m`; they may print
 TOP_LEVEL = {

@@ -11,17 +11,19 @@ if TYPE_CHECKING:
     from widgets.progress import hide as hide_progress
     from widgets.progress import show as show_progress
     from widgets.ranks import RankPanel as RankPanel
+    from widgets.timeline import TimelineView as TimelineView
     from widgets.tuner import Tuner as Tuner
 
 _HOME = {
     "GraphPicture": ("widgets.graph", "GraphPicture"),
     "RankPanel": ("widgets.ranks", "RankPanel"),
+    "TimelineView": ("widgets.timeline", "TimelineView"),
     "Tuner": ("widgets.tuner", "Tuner"),
     "hide_progress": ("widgets.progress", "hide"),
     "show_progress": ("widgets.progress", "show"),
 }
 
-__all__ = ["GraphPicture", "RankPanel", "Tuner", "hide_progress", "show_progress"]
+__all__ = ["GraphPicture", "RankPanel", "TimelineView", "Tuner", "hide_progress", "show_progress"]
 
 
 def __getattr__(name: str) -> Any:

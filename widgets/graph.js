@@ -4,7 +4,7 @@ const LEAST = 0.05;
 const MOST = 8;
 
 function render({ model, el }) {
-  el.classList.add("kit-graph");
+  el.classList.add("kit-view", "kit-graph");
   const bar = document.createElement("div");
   bar.className = "kit-graph-bar";
   const frame = document.createElement("div");

@@ -12,6 +12,7 @@ import traitlets
 
 from kit.graph.record import Graph
 from kit.graph.svg import to_svg
+from widgets.module import styles_of
 
 
 class GraphPicture(anywidget.AnyWidget):
@@ -21,7 +22,7 @@ class GraphPicture(anywidget.AnyWidget):
     """
 
     _esm = Path(__file__).parent / "graph.js"
-    _css = Path(__file__).parent / "graph.css"
+    _css = styles_of("graph.css")
 
     svg = traitlets.Unicode().tag(sync=True)
     description = traitlets.Unicode().tag(sync=True)

@@ -20,7 +20,7 @@ function put(element, text) {
 
 function render({ model, el }) {
   const id = `kit-ranks-${++made}`;
-  el.classList.add("kit-ranks");
+  el.classList.add("kit-view", "kit-ranks");
   const title = make("b", { id: `${id}-title` });
   const interrupt = make("button", { type: "button", textContent: "Interrupt", title: "Stop the call that runs" });
   const stacks = make("button", { type: "button", textContent: "Stacks", title: "Show every line of every rank" });

@@ -19,6 +19,7 @@ from kit.ranks.group import Ranks
 from kit.ranks.stacks import RankStack, Stacks, State
 from kit.ranks.status import format_bytes, status
 from widgets import notebook
+from widgets.module import styles_of
 
 BUSY_SECONDS = 0.25
 IDLE_SECONDS = 1.0
@@ -33,7 +34,7 @@ class RankPanel(anywidget.AnyWidget):
     """
 
     _esm = Path(__file__).parent / "ranks.js"
-    _css = Path(__file__).parent / "ranks.css"
+    _css = styles_of("ranks.css")
 
     title = traitlets.Unicode().tag(sync=True)
     sentence = traitlets.Unicode().tag(sync=True)

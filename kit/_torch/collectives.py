@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from kit._torch import gloo_gathers  # noqa: F401  # for a step outside the kit's ranks, under torchrun say
 
 _ops: Any = torch.ops._c10d_functional
 
@@ -37,9 +40,26 @@ def reduce_scatter_sum(tensor: torch.Tensor, group: str, world_size: int) -> tor
     return WAIT(REDUCE_SCATTER(tensor, "sum", world_size, group))  # type: ignore[no-any-return]
 
 
+def gathers_may_overlap(group: str, device_type: str) -> bool:
+    """Whether two functional all-gathers of the group of that name may be in flight at once.
+
+    Not on gloo: in plain torch 2.13 two of them corrupt the heap within seconds (SIGSEGV, "unaligned tcache chunk"),
+    and one at a time may (see `gloo_gathers`, which avoids the code that two ranks died in).
+    All-reduces and reduce-scatters in flight, also beside one gather, ran for minutes without fault.
+    """
+    resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    backend = str(dist.get_backend(resolve(group)))
+    return device_type == "cuda" or "gloo" not in backend
+
+
 def is_collective(target: object) -> bool:
     """Whether a node target starts a functional collective."""
     return target in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
+
+
+def is_started(target: object) -> bool:
+    """Whether a node target starts any functional collective, so that its result has not arrived without a wait."""
+    return getattr(target, "namespace", "") == "_c10d_functional" and target is not WAIT
 
 
 def is_in_place_collective(target: object) -> bool:

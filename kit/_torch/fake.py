@@ -14,6 +14,7 @@ import torch
 
 try:
     from torch._subclasses import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
 except ImportError as error:
     raise ImportError(
         f"torch {torch.__version__} has no torch._subclasses.FakeTensorMode; the kit was seen to work with "
@@ -36,9 +37,19 @@ def as_fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return cast(torch.Tensor, mode.from_tensor(tensor, static_shapes=True))
 
 
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no memory."""
+    return isinstance(tensor, FakeTensor)
+
+
 def running_fake(mode: FakeTensorMode) -> AbstractContextManager[Any]:
     """A context in which operators run on fake tensors only, real constants allowed."""
     return cast(AbstractContextManager[Any], mode)
+
+
+def running_real() -> AbstractContextManager[Any]:
+    """A context in which operators run on real tensors, inside `running_fake` too."""
+    return cast(AbstractContextManager[Any], unset_fake_temporarily())
 
 
 def storage_identity(tensor: torch.Tensor) -> int:

@@ -20,6 +20,7 @@ from kit._torch.schema import (
     is_operator,
     namespace_and_name,
     returned_argument,
+    returns_nothing,
     written_arguments,
 )
 from kit.graph.aliasing import SharedMemory
@@ -85,7 +86,7 @@ class _Reader:
             return self._attribute(node)
         if "val" in node.meta:
             return node.meta["val"]
-        if node.op == "output":
+        if node.op == "output" or returns_nothing(node.target):
             return None
         if node.op == "placeholder":
             if isinstance(node.meta.get("example_value"), torch.Tensor):

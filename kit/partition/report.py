@@ -7,6 +7,7 @@ request that could not be met is said in one sentence: what was asked, what is p
 from html import escape
 from typing import Any
 
+from kit.graph.words import source_text
 from kit.partition.record import EDGE_SHARE_TARGET, NODE_IMBALANCE_TARGET, Balance, Cut, megabytes
 from kit.tables import Table
 
@@ -46,7 +47,7 @@ def crossing_table(cut: Cut, *, limit: int = 40) -> Table:
             str(crossing.from_part),
             ", ".join(map(str, crossing.to_parts)),
             crossing.module,
-            crossing.source.rpartition("/")[2],
+            source_text(crossing.source),
         )
         for crossing in cut.crossings[:limit]
     )

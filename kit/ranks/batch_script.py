@@ -46,22 +46,21 @@ def batch_script(
 
     `training` is a function, called in a process group of all ranks, or the path of a script, called with `args` as
     text under torchrun. `backend`: "nccl" when the nodes give GPUs, else "gloo". `warn_seconds` before the time limit
-    (Slurm may be a minute early) every rank gets SIGUSR2: `kit.ranks.batch_entry.time_is_up()` is then true, and the
-    function can save and return. `timeout_seconds` for a collective that nobody joins. `sbatch`: more options, as in
-    `["--partition=gpu"]`; `setup`: shell lines before the training, as in `["module load cuda"]`. `python`: the
-    interpreter on the nodes, by default this one.
+    (Slurm may be a minute early) every rank gets SIGUSR2, as soon as it has a handler for it: in a function
+    `kit.ranks.batch_entry.time_is_up()` is then true, and it can save and return. `timeout_seconds` for a collective
+    that nobody joins. `sbatch`: more options, as in `["--partition=gpu"]`; `setup`: shell lines before the training, as
+    in `["module load cuda"]`. `python`: the interpreter on the nodes, by default this one.
 
     The job's state is that of the training: FAILED when a rank fails. Raises ValueError.
     """
     _check(nodes=nodes, ranks_per_node=ranks_per_node, cpus_per_rank=cpus_per_rank, timeout_seconds=timeout_seconds)
     backend = backend or ("nccl" if gpus_per_node else "gloo")
     cpus = ranks_per_node * cpus_per_rank
+    interpreter = shlex.quote(python or sys.executable)
     payload, target = _target(training, args)
     options = [
         f"--job-name={_job_name(name, training)}",
-        f"--nodes={nodes}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={cpus}",
+        *(f"--nodes={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"),
         *([f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []),
         *([f"--time={time_limit}"] if time_limit else []),
         *([f"--signal=B:USR2@{warn_seconds}"] if warn_seconds else []),
@@ -76,19 +75,30 @@ def batch_script(
         **({PAYLOAD_VARIABLE: payload} if payload else {}),
     }
     command = [
-        shlex.quote(python or sys.executable), "-m", "torch.distributed.run",
+        interpreter, "-m", "torch.distributed.run",
         f"--nnodes={nodes}", f"--nproc-per-node={ranks_per_node}", "--max-restarts=0", "--rdzv-backend=c10d",
         '--rdzv-id="$SLURM_JOB_ID"', '--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"', *target,
     ]  # fmt: skip
-    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "set -euo pipefail", _TRAP, *setup]
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "set -euo pipefail"]
+    lines += [_TRAP.format(python=interpreter), *setup]
     lines += [f"export {variable}={shlex.quote(value)}" for variable, value in variables.items()]
     return "\n".join([*lines, _RUN.format(cpus=cpus, command=" ".join(command))])
 
 
 _TRAP = """
-# Slurm's word that the time is nearly up goes on to the ranks; without a trap it would end the job.
-step=""
-trap '[ -z "$step" ] || kill -USR2 "$step" || true' USR2
+# Slurm's word that the time is nearly up; without a trap it would end the job. It is kept until the training is under
+# way, and then passed on by a step beside it, on each node to each rank when that listens.
+step="" warned="" teller=""
+warn() {{
+  warned=yes
+  if [ -n "$step" ] && [ -z "$teller" ]; then
+    srun --overlap --quiet --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task=1 \\
+      {python} -m kit.ranks.batch_warning &
+    teller=$!
+    disown
+  fi
+}}
+trap warn USR2
 """
 _RUN = """
 # Slurm names no master: take the first host, and a port that another job will hardly have.
@@ -96,20 +106,21 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 export MASTER_ADDR MASTER_PORT
 
-# One torchrun on each node, through srun: this script itself runs on the first node only. Slurm signals all processes
-# of the step, and USR2 would end torchrun: it is ignored by whoever does not ask for it.
+# One torchrun on each node, through srun: this script itself runs on the first node only. Whoever signals the whole
+# step with USR2 would end torchrun: it is ignored by whoever does not ask for it.
 srun --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=1 \\
   bash -c 'trap "" USR2; exec "$@"' bash \\
   {command} &
 step=$!
+[ -z "$warned" ] || warn
 
-# A trapped signal ends `wait` early. The status of the training is the job's: nothing may come after it.
+# A trapped signal ends `wait` early: ask again, until the answer is that of the training, which is the job's.
+while kill -0 "$step" 2>/dev/null; do
+  wait "$step" || true
+done
 status=0
 wait "$step" || status=$?
-while kill -0 "$step" 2>/dev/null; do
-  status=0
-  wait "$step" || status=$?
-done
+[ -z "$teller" ] || kill -KILL "$teller" 2>/dev/null || true # without a word in the output
 exit "$status"
 """
 

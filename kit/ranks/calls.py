@@ -4,15 +4,13 @@ After an aborted epoch the ranks are told to join the next one at once, but thei
 the person gets control back without waiting for it.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import pickle
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kit.ranks import wire
 from kit.ranks.death import how_it_ended
 from kit.ranks.errors import (
-    ClosedError,
     DeadRankError,
     Failure,
     InterruptedRanksError,
@@ -22,8 +20,10 @@ from kit.ranks.errors import (
     RankTimeoutError,
 )
 from kit.ranks.gather import Outcome, gather
+from kit.ranks.link import Frames
 from kit.ranks.messages import Kind
 from kit.ranks.state import GroupState
+from kit.ranks.turn import Turn
 
 JOIN_SECONDS = 60.0
 
@@ -35,13 +35,12 @@ class Calls:
         self._state = state
         self._world_size = world_size
         self._timeout = timeout
-        self._caller: int | None = None
         self.forgotten: list[str] = []  # names on the ranks that nobody refers to any more
 
     @property
     def under_way(self) -> bool:
         """Whether a call is being made."""
-        return self._caller is not None
+        return self._state.caller is not None
 
     def call(
         self,
@@ -58,14 +57,16 @@ class Calls:
         `owner` is the group whose references the arguments may hold; `title` names the call in its progress.
         """
         chosen = list(range(self._world_size)) if ranks is None else list(ranks)
-        self.require_known(chosen)
+        if ranks is not None:
+            self.require_known(chosen)
         with self.exclusive():
-            self.finish_join()
+            if self._state.joining is not None:
+                self.finish_join()
             self._require_alive(chosen)
-            value = _packed(function, args, owner)
+            value, more = self._packed(function, args, owner, chosen)
             forget, self.forgotten[:] = tuple(self.forgotten), []
             view = self._state.begin_call(title or getattr(function, "__name__", "call"))
-            number = self._state.send(chosen, Kind.CALL, value, forget=forget)
+            number = self._state.send(chosen, Kind.CALL, value, forget=forget, **more)
             limit = self._timeout if timeout is None else timeout
             try:
                 outcome = gather(self._state, number, chosen, timeout=limit, call=view)
@@ -73,29 +74,20 @@ class Calls:
                 self._state.abort("the notebook stopped waiting")
                 self._state.begin_join()
                 raise
+            if more:
+                self._note_learned(more["function"], outcome)
             results, unread = _read_values(outcome)
-            note = self._settle(outcome)
-            self._tell_edited()
-        _raise_failures(outcome, unread, note=note, timeout=limit)
+            went_well = not (outcome.failures or unread or outcome.aborted)
+            note = "" if went_well else self._settle(outcome)
+            if self._state.edited:
+                self._tell_edited()
+        if not went_well:
+            _raise_failures(outcome, unread, note=note, timeout=limit)
         return [results[rank] for rank in chosen]
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> Turn:
         """One call at a time; Ctrl-C is taken at the points where the wait can be ended."""
-        me = threading.get_ident()
-        if self._caller == me:
-            raise RanksError(
-                "a call on these ranks is under way in this thread (an output sink or a progress listener calls back); "
-                "expected one call at a time. Return from it first."
-            )
-        with self._state.lock:
-            self.require_open()
-            self._caller = me
-            try:
-                with self._state.stop_button():
-                    yield
-            finally:
-                self._caller = self._state.call = None
+        return Turn(self._state)
 
     def begin(self, ranks: Sequence[int]) -> None:
         """Make processes for the ranks and wait until they can take commands. Raises `RankError`."""
@@ -128,11 +120,7 @@ class Calls:
 
     def require_open(self) -> None:
         """Raise `ClosedError` when the group is closed."""
-        if self._state.closed:
-            raise ClosedError(
-                f"this group of {self._world_size} ranks is closed; expected an open one. "
-                f"Start another with kit.launch({self._world_size})."
-            )
+        self._state.require_open()
 
     def require_known(self, ranks: Sequence[int]) -> None:
         """Raise `RankNumberError` when a number is no rank of this group."""
@@ -144,6 +132,8 @@ class Calls:
             )
 
     def _require_alive(self, ranks: Sequence[int]) -> None:
+        if not self._state.listening.someone_ended():
+            return
         living = self._state.living
         dead = [rank for rank in ranks if rank not in living]
         if not dead:
@@ -155,6 +145,33 @@ class Calls:
             f"rank {rank} is dead ({how}); expected all of ranks {', '.join(map(str, ranks))} alive. "
             f"ranks.replace({rank}) starts it anew and rejoins all ranks.{others}"
         )
+
+    def _packed(
+        self, function: Callable[..., Any], args: tuple[Any, ...], owner: object, ranks: Sequence[int]
+    ) -> tuple[Frames, dict[str, Any]]:
+        """The value of a command, and what its header says of the function. Raises `RanksError`."""
+        try:
+            sent = self._state.functions.number_of(function, _packed_alone)
+            if sent is None:
+                return _whole(function, args, owner), {}
+            number, packed = sent
+            for rank in ranks:
+                if number not in self._state.processes[rank].functions:
+                    break
+            else:
+                packed = b""
+            return wire.dumps(args, owner=owner), {"function": number, "packed": packed}
+        except Exception as error:  # pickling runs the objects' own code
+            name = getattr(function, "__qualname__", repr(function))
+            raise RanksError(
+                f"{name} or its arguments cannot be sent to the ranks ({type(error).__name__}: {error}); expected what "
+                "cloudpickle takes. Make open files, locks and process groups on the ranks instead."
+            ) from error
+
+    def _note_learned(self, number: int, outcome: Outcome) -> None:
+        """Ranks that gave a value have the function; one that failed may have done so before it was learned."""
+        for rank in outcome.values:
+            self._state.processes[rank].functions.add(number)
 
     def _tell_edited(self) -> None:
         """Say once, as a line of the ranks, which modules they run in an older form than is on disk."""
@@ -187,15 +204,15 @@ class Calls:
         )
 
 
-def _packed(function: Callable[..., Any], args: tuple[Any, ...], owner: object) -> wire.Frames:
-    try:
-        return wire.dumps((function, args), owner=owner)
-    except Exception as error:  # pickling runs the objects' own code
-        name = getattr(function, "__qualname__", repr(function))
-        raise RanksError(
-            f"{name} or its arguments cannot be sent to the ranks ({type(error).__name__}: {error}); expected what "
-            "cloudpickle takes. Make open files, locks and process groups on the ranks instead."
-        ) from error
+def _whole(function: Callable[..., Any], args: tuple[Any, ...], owner: object) -> Frames:
+    """Function and arguments in one pickle. Raises what pickling raises."""
+    if wire.are_plain(args) and wire.goes_by_name(function):
+        return [pickle.dumps((function, args), 5)]
+    return wire.dumps((function, args), owner=owner)
+
+
+def _packed_alone(function: Callable[..., Any]) -> bytes:
+    return bytes(wire.dumps(function)[0])
 
 
 def _read_values(outcome: Outcome) -> tuple[dict[int, Any], list[Failure]]:

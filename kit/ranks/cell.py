@@ -40,6 +40,8 @@ def run_cell(source: str, filename: str, namespace: dict[str, Any]) -> Any:
 
 def _is_silenced(source: str) -> bool:
     """Whether the last expression ends with `;` (a comment may follow)."""
+    if ";" not in source:  # taking a cell apart costs more than running most
+        return False
     passed_over = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.DEDENT}
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     last = [token.string for token in tokens if token.type not in passed_over][-1:]

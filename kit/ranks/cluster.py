@@ -47,6 +47,7 @@ from kit.ranks.channels import OF_A_RANK, Label, Landing, NoConnectionError
 from kit.ranks.cluster_options import ClusterOptions, options_of, options_of_given_cluster
 from kit.ranks.errors import LaunchError
 from kit.ranks.forkserver import RankProcess
+from kit.ranks.link import Link
 from kit.ranks.spec import Spec, variables
 from kit.ranks.starter import MAX_THREADS
 from kit.ranks.zygote import receive_pickle, send_pickle
@@ -193,7 +194,7 @@ class Engines:
         pid = self._answer()
         ends = {label.channel: connection for label, connection in found.items()}
         return FarProcess(
-            rank=spec.rank, pid=pid, connection=Connection(ends["control"].detach()),
+            rank=spec.rank, pid=pid, connection=Link(ends["control"].detach()),
             status=Connection(ends["status"].detach(), writable=False), crash=ends["crash"].detach(),
             out=ends["out"].detach(), err=ends["err"].detach(), host=self._places[engine].host, engine=engine,
         )  # fmt: skip

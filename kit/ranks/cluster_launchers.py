@@ -14,7 +14,23 @@ from kit.ranks.cluster_options import ClusterOptions
 LAUNCH_LOG = "launch.log"  # in the folder of the cluster
 _ASK_SECONDS = 1.0
 _LOG_LINES = 12
-_GONE = ("", "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+# Slurm's states of a job that nothing will run again (squeue(1) of 22.05; LAUNCH_FAILED and RECONFIG_FAIL came later).
+# Not among them: REVOKED, whose job another cluster of a federation runs, and what passes or can be released
+# (COMPLETING, SIGNALING, STAGE_OUT, RESIZING, SUSPENDED, STOPPED, REQUEUED, REQUEUE_FED, REQUEUE_HOLD, RESV_DEL_HOLD,
+# SPECIAL_EXIT).
+_ENDED = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "RECONFIG_FAIL", "TIMEOUT",
+)  # fmt: skip
+_UNKNOWN_JOB = "Invalid job id"
+
+
+def has_ended(state: str) -> bool:
+    """Whether a Slurm job in this state is over: `state` as squeue and scontrol have it, "" when they know no such job.
+
+    A state that this version does not know is taken for one that passes.
+    """
+    return not state or state.split()[0] in _ENDED
 
 
 def make_folder(options: ClusterOptions) -> str:
@@ -108,7 +124,7 @@ class Jobs:
         if ended:
             return f"the engines have ended instead of starting ({ended[-1].stop_data})"
         for job, state in self._ask().items():
-            if not state or state.split()[0] in _GONE:
+            if has_ended(state):
                 return f"Slurm job {job} of the engines has ended ({state or 'it left the queue'})"
         return ""
 
@@ -136,7 +152,7 @@ class Jobs:
         deadline = time.monotonic() + seconds
         while self._states and time.monotonic() < deadline:
             self._asked_at = 0.0
-            if all(not state or state.split()[0] in _GONE for state in self._ask().values()):
+            if all(map(has_ended, self._ask().values())):
                 return
             time.sleep(0.1)
 
@@ -156,6 +172,8 @@ class Jobs:
                 text=True,
                 check=False,
             )
+            if asked.returncode and _UNKNOWN_JOB not in asked.stderr:
+                continue  # a controller too busy to answer says nothing about the job
             state, _, why = asked.stdout.strip().partition(" ")
             self._states[job] = f"{state} ({why})" if why not in ("", "None") else state
         return self._states

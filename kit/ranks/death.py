@@ -7,13 +7,18 @@ which the controller reads here.
 import contextlib
 import os
 import re
+import select
 import signal
+import time
 
 from kit.ranks.errors import Failure, Frame
 from kit.ranks.failure import frame_at, is_users
 
 _STACK_LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 _MOST_BYTES = 1 << 20
+# On a cluster the exit code goes another way than what the rank wrote before, and may come first. Its fork server ends
+# all that could still write, so the end comes soon; a process that left the rank's group could hold it back.
+LATE_SECONDS = 1.0  # for its streams and for its stacks, each
 _HINTS = {
     signal.SIGKILL: "somebody killed it, or the kernel did for lack of memory",
     signal.SIGABRT: "C++ code gave up, as gloo does when ranks meet in collectives of different shape or dtype",
@@ -51,13 +56,26 @@ def _how(exit_code: int) -> str:
 
 def _frames(crash: int) -> tuple[Frame, ...]:
     """The user's own lines of the thread that ran user code, outermost first."""
-    text = b""
-    with contextlib.suppress(OSError):  # nothing was written
-        os.set_blocking(crash, False)
-        text = os.read(crash, _MOST_BYTES)
+    text = _read_to_end(crash)
     for thread in text.decode(errors="replace").split("\n\n"):
         stack = [match.groups() for match in map(_STACK_LINE.match, thread.splitlines()) if match]
         frames = [frame_at(file, int(line), function) for file, line, function in stack if is_users(file)]
         if frames:
             return tuple(reversed(frames))
     return ()
+
+
+def _read_to_end(fd: int) -> bytes:
+    os.set_blocking(fd, False)
+    deadline = time.monotonic() + LATE_SECONDS
+    ready = select.poll()  # takes descriptors above 1023
+    ready.register(fd, select.POLLIN)
+    text = b""
+    while len(text) < _MOST_BYTES and ready.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        chunk = b""
+        with contextlib.suppress(OSError):  # a machine of a cluster is gone
+            chunk = os.read(fd, _MOST_BYTES)
+        if not chunk:
+            break
+        text += chunk
+    return text

@@ -14,12 +14,13 @@ import struct
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from kit.ranks.errors import LaunchError
+from kit.ranks.link import Link
 from kit.ranks.zygote import ForkRequest, receive_pickle
 
 _MAIN = "import sys; sys.path[:0] = [{root!r}]; from kit.ranks.zygote import main; main({fd}, {controller})"
@@ -32,7 +33,7 @@ class RankProcess:
 
     rank: int
     pid: int
-    connection: Connection
+    connection: Link
     status: Connection
     out: int
     err: int
@@ -41,6 +42,7 @@ class RankProcess:
     engine: int | None = None  # the ipyparallel engine that has started it
     how: str = ""  # how it ended, when more is known than the exit code
     exit_code: int | None = None
+    functions: set[int] = field(default_factory=set)  # numbers of those that it has
 
     def reap(self) -> int:
         """The exit code; call it when `status` is readable."""
@@ -128,7 +130,7 @@ class ForkServer:
                 os.close(write)
         crash, out, err, status = (read for read, _ in pipes)
         return RankProcess(
-            rank=spec.rank, pid=pid, connection=Connection(control.detach()), crash=crash, out=out, err=err,
+            rank=spec.rank, pid=pid, connection=Link(control.detach()), crash=crash, out=out, err=err,
             status=Connection(status, writable=False),
         )  # fmt: skip
 

@@ -10,13 +10,14 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import wait
 from typing import Literal
 
 from kit import progress
-from kit.ranks import wire
-from kit.ranks.death import death_of
+from kit.ranks.death import LATE_SECONDS, death_of
 from kit.ranks.errors import Failure
+from kit.ranks.forkserver import RankProcess
+from kit.ranks.link import Frames
+from kit.ranks.listening import Heard
 from kit.ranks.messages import Answer, unpack
 from kit.ranks.report import Reporter
 from kit.ranks.stacks import Stacks
@@ -38,7 +39,7 @@ class Outcome:
     `stacks`: where the ranks were then.
     """
 
-    values: dict[int, wire.Frames]
+    values: dict[int, Frames]
     failures: tuple[Failure, ...]
     reason: Reason
     aborted: bool
@@ -60,11 +61,12 @@ def gather(
     """
     waiting = _Waiting(state, number, ranks, timeout, call)
     try:
-        with state.output.waiting():
-            while waiting.pending:
-                waiting.step()
-            state.output.drain_all(state.sink)
+        state.output.someone_waits = True
+        while waiting.pending:
+            waiting.step()
+        state.output.drain_all(state.sink)
     finally:
+        state.output.someone_waits = False
         waiting.end()
     return waiting.outcome()
 
@@ -82,9 +84,8 @@ class _Waiting:
         self._kill_at: float | None = None
         self._aborted = False
         self._reason: Reason = ""
-        self._hung_up: set[int] = set()
         self._ended: set[int] = set()  # those that would not stop
-        self._values: dict[int, wire.Frames] = {}
+        self._values: dict[int, Frames] = {}
         self._failures: list[Failure] = []
         self._stacks: Stacks | None = None
         self._call = call
@@ -98,23 +99,22 @@ class _Waiting:
     def step(self) -> None:
         """Wait for whatever comes first and act on it."""
         state = self._state
-        living = {r: p for r, p in state.processes.items() if p.exit_code is None}
-        talking = {p.connection: r for r, p in living.items() if r not in self._hung_up}
-        dying = {p.status: r for r, p in living.items()}
-        buried = [r for r in self.pending if r not in living]  # another thread has seen them end
-        seconds = 0.0 if buried else self._seconds_left()
-        ready = wait([*talking, *dying, state.output.wake, state.wake], seconds)
-        for thing in ready:
-            if thing in talking:
-                self._take(talking[thing])
-        for thing in ready:  # after the answers: a rank may have answered and died
-            if thing in dying:
-                self._bury(dying[thing])
-        for rank in buried:
-            self._bury(rank)
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(state.wake)
-        state.output.drain(state.sink)
+        ended: list[RankProcess] = []
+        for heard, process in state.listening.wait(self._seconds_left()):
+            if process is None:
+                if heard is Heard.OUTPUT:
+                    state.output.drain(state.sink)
+                else:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(state.wake)
+            elif heard is Heard.SAID:
+                self._take(process)
+            else:
+                ended.append(process)
+        for process in ended:  # after the answers: a rank may have answered and died
+            state.listening.forget(process, Heard.ENDED)
+            if process.exit_code is None or process.rank in self.pending:  # else another thread has seen it end
+                self._bury(process.rank)
         self._decide(time.monotonic())
         if self._reporter is not None and not self._aborted:
             self._reporter.report(len(self.pending))
@@ -130,20 +130,24 @@ class _Waiting:
         )
 
     def _seconds_left(self) -> float | None:
-        next_report = self._reporter.next_at if self._reporter is not None else None
-        moments = [self._kill_at] if self._aborted else [self._deadline, self._abort_at, next_report]
-        known = [moment for moment in moments if moment is not None]
-        return max(0.0, min(known) - time.monotonic()) if known else None
+        first = self._kill_at
+        if not self._aborted:
+            first = self._reporter.next_at if self._reporter is not None else None
+            for moment in (self._deadline, self._abort_at):
+                if moment is not None and (first is None or moment < first):
+                    first = moment
+        return None if first is None else max(0.0, first - time.monotonic())
 
-    def _take(self, rank: int) -> None:
+    def _take(self, process: RankProcess) -> None:
+        rank = process.rank
         try:
-            header, value = unpack(wire.receive(self._state.processes[rank].connection))
+            header, value = unpack(process.connection.receive())
         except (EOFError, OSError):
-            self._hung_up.add(rank)  # it is about to be reported dead
+            self._state.listening.forget(process, Heard.SAID)  # it is about to be reported dead
             return
         if isinstance(header, progress.Event):
             progress.emit(replace(header, key=f"rank{rank}/{header.key}", rank=rank))
-        elif isinstance(header, Answer) and header.number == self._number:
+        elif header.number == self._number and isinstance(header, Answer):
             self.pending.discard(rank)
             self._state.counts[rank] = header.collectives
             for module in header.edited:
@@ -158,6 +162,7 @@ class _Waiting:
     def _bury(self, rank: int) -> None:
         process = self._state.processes[rank]
         code = self._state.bury(rank)
+        self._state.output.await_end(rank, seconds=LATE_SECONDS)
         self._state.output.drain_all(self._state.sink)
         self.pending.discard(rank)
         self._values.pop(rank, None)

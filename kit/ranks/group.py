@@ -18,6 +18,7 @@ from kit.ranks import cell, inside, wire
 from kit.ranks.batch_script import batch_script
 from kit.ranks.calls import Calls
 from kit.ranks.describe import Docs
+from kit.ranks.dump import dump
 from kit.ranks.errors import RanksError
 from kit.ranks.output import Sink
 from kit.ranks.remote import Remote
@@ -204,6 +205,17 @@ class Ranks:
         """
         self._calls.require_open()
         return survey(self._state, seconds=seconds)
+
+    def dump(self, folder: str | Path, *, seconds: float = 30.0) -> tuple[Path, ...]:
+        """Write the last collectives of each rank, as torch's flight recorder has them, to `folder`/rank<n>.json.
+
+        The paths of the files, for `kit.explain_hang` and `kit.read_log`. Works while a call hangs (from another
+        thread, as `stacks`) and after it was stopped or timed out: they are the collectives of the process group in
+        which the last call ran, at most 200 (`TORCH_FR_BUFFER_SIZE`). A rank that is dead, or gives no answer within
+        `seconds`, leaves no file; `RanksError` when none does. The first dump takes about 5 s, later ones none.
+        """
+        self._calls.require_open()
+        return dump(self._state, Path(folder), seconds=seconds)
 
     def docs(self, name: str, *, rank: int | None = None) -> Docs:
         """What an object on a rank is (by default on the first living one): type, signature, docstring.

@@ -32,6 +32,9 @@ EXIT_ORPHANED = 75
 _FOREVER = timedelta(days=1)  # people think between two cells; the guard, not a time limit, ends a wait
 _REJOIN = timedelta(seconds=60)
 _FIRST_SIGNAL_SECONDS = 0.2  # a waiter freed by the cut needs no signal
+_STILL_MOVING_SECONDS = 0.06  # more than what has ended just now counts as moving
+_TRANSFER_SECONDS = 3.0
+_LOOK_SECONDS = 0.005
 _NEXT_SIGNAL_SECONDS = 1.0  # the first may have been swallowed (`except`, `__del__`)
 
 
@@ -67,8 +70,8 @@ class Guard:
         self._running: int | None = None
         self._running_epoch = spec.epoch  # a rank that joins the next epoch is in the present one until it has left it
         self._since = time.monotonic()
-        self._epoch_ns = time.time_ns()
-        self._command_ended = threading.Event()
+        self._begun_ns = {spec.epoch: time.time_ns()}
+        self._command_ended: threading.Event | None = None  # for the watchdog, while it waits for the end
         self._abort: tuple[int, str, Frame | None] | None = None
         self._main = threading.main_thread().ident or 0
         groups.require_known_torch()
@@ -77,27 +80,35 @@ class Guard:
         watchdog.name = "kit-watchdog"
         watchdog.start()
 
-    @contextmanager
-    def command(self, number: int, epoch: int) -> Iterator[None]:
-        """The main thread runs command `number` of an epoch inside this block; only there it can be signalled."""
+    def begin(self, number: int, epoch: int) -> None:
+        """The main thread runs command `number` of an epoch from now on, until `end`; only then it can be signalled."""
         with self._lock:
             self._running = number
             self._running_epoch = epoch
             self._since = time.monotonic()
-            self._command_ended.clear()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._running = None
-                self._since = time.monotonic()
+
+    def end(self) -> None:
+        """The main thread runs no command."""
+        with self._lock:
+            self._running = None
+            self._since = time.monotonic()
+            if self._command_ended is not None:
                 self._command_ended.set()
+                self._command_ended = None
 
     @property
     def activity(self) -> Activity:
         """What the main thread is at; for other threads."""
         with self._lock:
-            return Activity(command=self._running, since=self._since, epoch_ns=self._epoch_ns)
+            return Activity(command=self._running, since=self._since, epoch_ns=self._begun_ns[self._epoch])
+
+    def span_ns(self, epoch: int) -> tuple[int, int] | None:
+        """When an epoch began and the next one, on the wall clock; None when this process was not in it."""
+        with self._lock:
+            if epoch not in self._begun_ns:
+                return None
+            later = (begun for other, begun in self._begun_ns.items() if other > epoch)
+            return self._begun_ns[epoch], min(later, default=1 << 62)
 
     @property
     def comparing(self) -> Comparing | None:
@@ -138,7 +149,7 @@ class Guard:
             self._check.renew(None)
         with self._lock:
             self._epoch = epoch
-            self._epoch_ns = time.time_ns()
+            self._begun_ns[epoch] = time.time_ns()
             self._sockets = set()
             for duplicate in self._shut.values():
                 duplicate.close()
@@ -186,19 +197,42 @@ class Guard:
                 return
             command = self._running if self._running_epoch == epoch else None
             self._abort = (epoch, cause, line_of_thread(self._main) if command is not None else None)
+            ended = self._command_ended = threading.Event() if command is not None else None
         if self._spec.backend == "nccl":
             with self._ending:
                 if self._epoch == epoch:  # else it has left while we waited, and the groups are the next epoch's
                     groups.abort_groups()
+        else:
+            self._let_transfers_end(epoch, command)
         self._cut(epoch)
         seconds = _FIRST_SIGNAL_SECONDS
-        while command is not None and not self._command_ended.wait(seconds):
-            with self._lock:
-                if self._running != command:
-                    return
-                signal.pthread_kill(self._main, signal.SIGINT)
+        while ended is not None and not ended.wait(seconds):
+            if not self._signal(command):
+                return
             self._cut(epoch)  # what the command has opened since, in joining for one
             seconds = _NEXT_SIGNAL_SECONDS
+
+    def _let_transfers_end(self, epoch: int, command: int | None) -> None:
+        """Wait until nothing moves over the group's connections; a command that keeps them moving is signalled."""
+        begun = time.monotonic()
+        signalled = command is None
+        while (seconds := time.monotonic() - begun) < _TRANSFER_SECONDS:
+            with self._lock:
+                owned = set(self._sockets) if self._epoch == epoch else set()
+            if not sockets.carry(owned, besides_port=self._spec.port):
+                return
+            if seconds > _STILL_MOVING_SECONDS and not signalled:
+                signalled = True
+                self._signal(command)
+            time.sleep(_LOOK_SECONDS)
+
+    def _signal(self, command: int | None) -> bool:
+        """Send SIGINT to the main thread if the command still runs; whether it did."""
+        with self._lock:
+            if self._running != command:
+                return False
+            signal.pthread_kill(self._main, signal.SIGINT)
+            return True
 
     def _cut(self, epoch: int) -> None:
         """Shut what the epoch has opened, and what is being opened for it at this moment.
@@ -213,3 +247,5 @@ class Guard:
             for inode, duplicate in sockets.cut(self._sockets | opening).items():
                 if self._shut.setdefault(inode, duplicate) is not duplicate:
                     duplicate.close()
+            if self._spec.backend == "gloo":
+                sockets.hang_up_on(opening, peers=self._spec.world_size)

@@ -52,6 +52,7 @@ class Lookout:
             "complete": inside.complete,
             "describe": inside.describe,
             "names": inside.names,
+            "dump": lambda epoch: self.dump(int(epoch)),
         }
 
     def start(self) -> None:
@@ -85,6 +86,22 @@ class Lookout:
             bytes_resident=resident,
             bytes_gpu=_bytes_gpu(),
         )
+
+    def dump(self, epoch: int) -> dict[str, Any]:
+        """torch's dump of the collectives of one epoch; frames are the user's own, the group of all ranks has members.
+
+        Raises RuntimeError when this process was not in the epoch.
+        """
+        span = self._guard.span_ns(epoch)
+        if span is None:
+            raise RuntimeError("this process was started later")
+        found = flight.dumped(since_ns=span[0], until_ns=span[1])
+        for entry in found["entries"]:
+            entry["frames"] = [frame for frame in entry.get("frames", ()) if is_users(frame["filename"])]
+        if set(found.get("pg_config", {"": None})) == {""}:  # gloo says nothing of its groups
+            members = str(list(range(self._spec.world_size)))
+            found["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": members}}
+        return found
 
     def _serve(self, store: Any) -> None:
         number = 1
@@ -158,12 +175,15 @@ def _collective(entry: flight.Entry) -> Collective:
 
 
 def _called(frame: FrameType | None) -> list[str]:
-    """The functions of torch's process groups, and the guard's of a group's life, on a stack; innermost first."""
-    names = []
+    """The functions of torch's process groups, and the guard's of a group's life, on a stack.
+
+    The one that the user called comes first: `recv` calls `irecv`.
+    """
+    names: list[str] = []
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if file.endswith(_C10D) or (file.endswith("kit/ranks/guard.py") and name in _LIFE):
-            names.append(name)
+            names.insert(0, name)
         frame = frame.f_back
     return names
 

@@ -8,12 +8,12 @@ While nobody waits the oldest lines are dropped beyond a limit; while somebody d
 import contextlib
 import fcntl
 import os
+import select
 import selectors
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Literal
 
 Stream = Literal["stdout", "stderr"]
@@ -45,6 +45,11 @@ class _Pipe:
         *lines, self._begun = (self._begun + chunk).split(b"\n")
         return [_shown(line) for line in lines]
 
+    @property
+    def is_within_line(self) -> bool:
+        """Whether there is a line that has not ended."""
+        return self._begun != b""
+
     def take_unfinished(self) -> list[str]:
         """The line without an end, if there is one."""
         begun, self._begun = self._begun, b""
@@ -62,10 +67,11 @@ class Output:
         self._lines: deque[tuple[int, Stream, str]] = deque()
         self._last: dict[int, deque[str]] = {}
         self._dropped = 0
-        self._someone_waits = False
+        self.someone_waits = False  # somebody takes lines: nothing is dropped
         self._closed = False
         self._stop_read, self._stop_write = os.pipe()
         self._selector.register(self._stop_read, selectors.EVENT_READ)
+        self._ready = select.poll()  # the pipes once more, for the thread that asks what is there now
         self._thread = threading.Thread(target=self._read_all, name="kit-ranks-output", daemon=True)
         self._thread.start()
 
@@ -78,20 +84,12 @@ class Output:
                 fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK)
                 self._pipes[fd] = _Pipe(rank, stream, fd)
                 self._selector.register(fd, selectors.EVENT_READ)
+                self._ready.register(fd, select.POLLIN)
 
     def last_errors(self, rank: int) -> tuple[str, ...]:
         """The last lines that a rank wrote to stderr."""
         with self._changed:
             return tuple(self._last.get(rank, ()))
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Somebody takes lines during the block: nothing is dropped."""
-        self._someone_waits = True
-        try:
-            yield
-        finally:
-            self._someone_waits = False
 
     def drain(self, sink: Sink) -> None:
         """Hand the lines that wait to the sink."""
@@ -109,10 +107,19 @@ class Output:
     def drain_all(self, sink: Sink) -> None:
         """As `drain`, with all that the ranks have written up to now, unfinished lines too."""
         with self._changed:
-            for pipe in list(self._pipes.values()):
-                self._read(pipe)
-                self._put(pipe, pipe.take_unfinished())
+            for fd, _ in self._ready.poll(0):
+                self._read(self._pipes[fd])
+            for pipe in self._pipes.values():
+                if pipe.is_within_line:
+                    self._put(pipe, pipe.take_unfinished())
+            if not self._lines:
+                return
         self.drain(sink)
+
+    def await_end(self, rank: int, *, seconds: float) -> None:
+        """Wait until all has been read that a rank wrote before it ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: all(pipe.rank != rank for pipe in self._pipes.values()), seconds)
 
     def close(self) -> None:
         """Stop reading and close the descriptors."""
@@ -137,7 +144,7 @@ class Output:
         while not self._closed:
             ready = self._selector.select()
             with self._changed:
-                while self._someone_waits and len(self._lines) >= MAX_LINES_WAITING and not self._closed:
+                while self.someone_waits and len(self._lines) >= MAX_LINES_WAITING and not self._closed:
                     self._changed.wait(0.1)
                 for key, _ in ready:
                     pipe = self._pipes.get(key.fd)
@@ -156,8 +163,10 @@ class Output:
             return
         self._put(pipe, pipe.take_unfinished())
         self._selector.unregister(pipe.fd)
+        self._ready.unregister(pipe.fd)
         del self._pipes[pipe.fd]
         os.close(pipe.fd)
+        self._changed.notify_all()
 
     def _put(self, pipe: _Pipe, lines: list[str]) -> None:
         if not lines:
@@ -165,7 +174,7 @@ class Output:
         if pipe.stream == "stderr":
             self._last[pipe.rank].extend(lines)
         self._lines.extend((pipe.rank, pipe.stream, line) for line in lines)
-        while not self._someone_waits and len(self._lines) > MAX_LINES_WAITING:
+        while not self.someone_waits and len(self._lines) > MAX_LINES_WAITING:
             self._lines.popleft()
             self._dropped += 1
         os.eventfd_write(self.wake, 1)

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from kit.ranks.state import GroupState
 
 FIRST_SECONDS = 2.0
-_NEXT_SECONDS = (
-    10.0  # not oftener: a rank died (SIGSEGV) in a long cell that was looked at each second; cause not proved
-)
+_NEXT_SECONDS = 1.0
 _LOOK_SECONDS = 0.2
 _numbers = itertools.count()
 

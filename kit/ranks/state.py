@@ -5,19 +5,22 @@ It is apart from `Ranks` so that a finalizer can end everything without keeping 
 
 import contextlib
 import os
-import signal
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import wait
 from typing import Any
 
-from kit.ranks import loan, wire
+from kit.ranks import loan, rooms
+from kit.ranks.errors import ClosedError
 from kit.ranks.forkserver import RankProcess
+from kit.ranks.functions import SentFunctions
+from kit.ranks.link import Frames, packed_small
+from kit.ranks.listening import Listening
 from kit.ranks.messages import Command, Counts, Kind, pack
 from kit.ranks.output import Output, Sink
+from kit.ranks.pool import Pool
 from kit.ranks.questions import Questions
 from kit.ranks.spec import Spec
 from kit.ranks.stacks import Stacks
@@ -40,6 +43,7 @@ class GroupState:
         self.counts: dict[int, Counts] = {}
         self.questions = Questions(self._connect)
         self.call: CallView | None = None  # what is under way, for other threads to see
+        self.call_epoch: int | None = None  # in which the last call was begun
         self.stopped_at: Stacks | None = None  # where the ranks were when the last call was ended
         self.edited: dict[str, list[int]] = {}  # modules edited after ranks had imported them
         self._aborted = -2  # the latest epoch that was aborted
@@ -48,9 +52,13 @@ class GroupState:
         self.closed = False
         self.stop_requested = False
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.listening = Listening(output=self.output.wake, stop=self.wake)
+        self.functions = SentFunctions()
+        self._pool = Pool()
         self._number = 0
         self._owner = os.getpid()
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # held by the thread that makes a call
+        self.caller: int | None = None  # that thread
         self._burying = threading.RLock()
 
     @property
@@ -67,6 +75,14 @@ class GroupState:
         """The group in a few words."""
         return f"{self._spec.world_size} ranks, {self._spec.backend}, epoch {self.epoch}"
 
+    def require_open(self) -> None:
+        """Raise `ClosedError` when the group is closed."""
+        if self.closed:
+            raise ClosedError(
+                f"this group of {self._spec.world_size} ranks is closed; expected an open one. "
+                f"Start another with kit.launch({self._spec.world_size})."
+            )
+
     def bury(self, rank: int) -> int:
         """The exit code of a rank whose process has ended."""
         with self._burying:
@@ -78,24 +94,34 @@ class GroupState:
         process = self._starter.start(spec)
         old = self.processes.get(rank)
         if old is not None:
+            self.listening.forget(old)
             old.close()
         self.processes[rank] = process
+        self.listening.add(process)
         self.output.add(rank, process.out, process.err)
 
-    def send(self, ranks: Iterable[int], kind: Kind, value: wire.Frames | None = None, **more: Any) -> int:
+    def send(self, ranks: Iterable[int], kind: Kind, value: Frames | None = None, **more: Any) -> int:
         """Send a command to ranks; its number."""
         self._number += 1
         frames = pack(Command(kind=kind, number=self._number, epoch=self.epoch, **more), value)
-        chosen = list(ranks)
-        with loan.lent(frames, ranks=len(chosen)) as ready:
-            for rank in chosen:
+        links = [self.processes[rank].connection for rank in ranks]
+        small = packed_small(frames)
+        if small is not None:
+            for link in links:
                 with contextlib.suppress(OSError):  # a dead rank; its status says so to whoever waits
-                    wire.send(self.processes[rank].connection, ready)
+                    link.write(small)
+            return self._number
+        with loan.lent(frames, ranks=len(links)) as lent:
+            ready = self._pool.placed(lent) if any(link.is_local for link in links) else lent
+            for link in links:
+                with contextlib.suppress(OSError):
+                    link.send(ready)
         return self._number
 
     def begin_call(self, title: str) -> CallView:
         """Let other threads see the call that the next command makes."""
         self.stopped_at = None
+        self.call_epoch = self.epoch
         self.call = CallView(title=title, number=self._number + 1)
         return self.call
 
@@ -131,24 +157,10 @@ class GroupState:
         self.stop_requested = True
         os.eventfd_write(self.wake, 1)
 
-    @contextmanager
-    def stop_button(self) -> Iterator[None]:
-        """Within the block Ctrl-C asks for a stop instead of raising anywhere, in the middle of a message say.
-
-        Raises KeyboardInterrupt at the end when a stop was asked for and nobody took the request.
-        """
-        self.stop_requested = False
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGINT, lambda number, frame: self.request_stop())
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
-        if self.stop_requested:
-            self.stop_requested = False
-            raise KeyboardInterrupt
+    def take_stop(self) -> bool:
+        """Whether a stop was asked for that nobody has taken; it is taken now."""
+        asked, self.stop_requested = self.stop_requested, False
+        return asked
 
     def close(self) -> None:
         """End all processes; does nothing the second time or in a forked child."""
@@ -158,6 +170,8 @@ class GroupState:
         self.end_processes()
         self.questions.close()
         self.output.close()
+        self._pool.close()
+        rooms.clear()
         for process in self.processes.values():
             process.close()
         os.close(self.wake)

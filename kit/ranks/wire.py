@@ -2,33 +2,27 @@
 
 cloudpickle carries functions of the notebook by value. Plain tensors travel as raw bytes from the CPU: torch's
 own pickling would go through shared memory or, for a GPU tensor, initialise CUDA in the notebook.
-Large buffers go beside the pickle (protocol 5) and are read straight into their place: 10 MB to two ranks take
-15 ms and 27 ms back, against 101 ms and 86 ms through `Connection.recv_bytes` (measured: 2 loaded cores). What several
-ranks get at once is lent beyond a size (`loan.py`).
+Large buffers stay beside the pickle (protocol 5), so that they can go another way (`link.py`).
 """
 
 import io
 import linecache
 import marshal
-import os
 import pickle
-import struct
 import sys
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import cloudpickle
 
-from kit.ranks import loan
 from kit.ranks.cell import remember_source
-from kit.ranks.loan import Loan
+from kit.ranks.link import Frames
 from kit.ranks.remote import Remote
 
-Frames = list[bytes | memoryview]
-_JOINED_BYTES = 1 << 16  # small parts go out in one write
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})  # cloudpickle has nothing to add to these
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -62,10 +56,27 @@ def dumps(value: Any, *, owner: object = None) -> Frames:
 
     Raises what pickling raises.
     """
+    if type(value) in _PLAIN or (type(value) is tuple and are_plain(value)):
+        return [pickle.dumps(value, 5)]
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _Pickler(owner, stream, protocol=5, buffer_callback=buffers.append).dump(value)
     return [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
+
+
+def are_plain(values: tuple[Any, ...]) -> bool:
+    """Whether values are numbers and texts only, which any pickler packs alike."""
+    return _PLAIN.issuperset(map(type, values))
+
+
+def goes_by_name(function: Callable[..., Any]) -> bool:
+    """Whether a rank gets a function by importing its module, as any pickler would have it."""
+    name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", None)
+    return (
+        module != "__main__"
+        and not cloudpickle.list_registry_pickle_by_value()
+        and getattr(sys.modules.get(module or ""), name, None) is function
+    )
 
 
 def loads(frames: Frames) -> Any:
@@ -73,68 +84,22 @@ def loads(frames: Frames) -> Any:
     return pickle.loads(frames[0], buffers=frames[1:])
 
 
-def send(connection: Connection, frames: Sequence[bytes | memoryview | Loan]) -> None:
-    """Write frames; blocks until the other side has taken them. Raises OSError when it is gone."""
-    fd = connection.fileno()
-    lends = any(isinstance(frame, Loan) for frame in frames) and loan.can_lend(fd)
-    parts = [frame.view if isinstance(frame, Loan) and not lends else frame for frame in frames]
-    head = struct.pack("<I", len(parts)) + b"".join(
-        struct.pack("<?Q", isinstance(part, Loan), (part.view if isinstance(part, Loan) else memoryview(part)).nbytes)
-        for part in parts
-    )
-    begun = head
-    for part in parts:
-        if isinstance(part, Loan):
-            _write(fd, begun)
-            loan.give(fd, part)
-            begun = b""
-        elif len(begun) + len(part) <= _JOINED_BYTES:
-            begun += part
-        else:
-            _write(fd, begun)
-            _write(fd, part)
-            begun = b""
-    _write(fd, begun)
-
-
-def receive(connection: Connection) -> Frames:
-    """Read what `send` wrote. Raises EOFError or OSError when the other side is gone."""
-    fd = connection.fileno()
-    (count,) = struct.unpack("<I", _read(fd, 4))
-    heads = list(struct.iter_unpack("<?Q", _read(fd, 9 * count)))
-    return [loan.take(fd, length) if is_lent else _read(fd, length) for is_lent, length in heads]  # type: ignore[misc]
-
-
-def _write(fd: int, part: bytes | memoryview) -> None:
-    rest = memoryview(part).cast("B")
-    while rest:
-        rest = rest[os.write(fd, rest) :]
-
-
-def _read(fd: int, length: int) -> bytearray:
-    """Exactly so many bytes; a bytearray, because a tensor built over it must be writable."""
-    found = bytearray(length)
-    rest = memoryview(found)
-    while rest:
-        count = os.readv(fd, [rest])
-        if count == 0:
-            raise EOFError("the other side is gone")
-        rest = rest[count:]
-    return found
-
-
 def by_value(function: Callable[..., Any]) -> None:
     """Have a function's module sent along when a rank could not import it (a test, a file run as a script)."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or module.__name__ == "__main__":
         return
-    root = module.__name__.partition(".")[0]
-    if root in sys.builtin_module_names or any(
+    if not _can_be_imported(module.__name__.partition(".")[0], tuple(sys.path)):
+        cloudpickle.register_pickle_by_value(module)
+
+
+@lru_cache(maxsize=256)
+def _can_be_imported(root: str, path: tuple[str, ...]) -> bool:
+    """Whether there is a module of that name; `path`, where they are looked for, belongs to the answer."""
+    return root in sys.builtin_module_names or any(
         find is not None and find(root, None) is not None
         for find in (getattr(finder, "find_spec", None) for finder in sys.meta_path)
-    ):
-        return
-    cloudpickle.register_pickle_by_value(module)
+    )
 
 
 def _fetch(name: str) -> Any:

@@ -8,25 +8,28 @@ import contextlib
 import faulthandler
 import os
 import signal
+import stat
 import sys
 import threading
 import traceback
 import types
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import torch
 
 from kit import progress
-from kit._torch import groups
+from kit._torch import gloo_gathers, groups  # noqa: F401  # the first for what a person trains, FSDP2 say
 from kit.ranks import inside, wire
 from kit.ranks.channels import await_delivery
 from kit.ranks.errors import Failure
 from kit.ranks.failure import failure_of
+from kit.ranks.functions import KnownFunctions
 from kit.ranks.guard import Guard
+from kit.ranks.link import Frames, Link, packed_small
 from kit.ranks.lookout import Lookout
-from kit.ranks.messages import Answer, Command, Counts, Kind, pack, unpack
+from kit.ranks.messages import Answer, Command, Counts, Header, Kind, pack, unpack
+from kit.ranks.pool import Pool
 from kit.ranks.remote import RemoteRepr
 from kit.ranks.spec import Spec
 from kit.ranks.stale import stale_of
@@ -35,9 +38,12 @@ from kit.ranks.stale import stale_of
 class Worker:
     """One rank: its guard, its namespace and the connection to the controller."""
 
-    def __init__(self, spec: Spec, connection: Connection) -> None:
+    def __init__(self, spec: Spec, connection: Link) -> None:
         self._spec = spec
         self._connection = connection
+        self._functions = KnownFunctions()
+        self._pool = Pool()
+        self._streams_far = [fd for fd in (1, 2) if stat.S_ISSOCK(os.fstat(fd).st_mode)]
         self._sending = threading.Lock()
         self._in_user_code = False
         signal.signal(signal.SIGINT, self._on_sigint)
@@ -54,7 +60,7 @@ class Worker:
         """Answer commands until told to close or until the controller is gone."""
         try:
             while True:
-                header, value = unpack(wire.receive(self._connection))
+                header, value = unpack(self._connection.receive())
                 if not isinstance(header, Command) or header.kind is Kind.CLOSE:
                     break
                 self._answer(header, value)
@@ -67,12 +73,12 @@ class Worker:
             # Nothing may keep an orphan alive: not a broken output pipe, not a thread, not an exit handler.
             os._exit(0)
 
-    def _answer(self, command: Command, value: wire.Frames) -> None:
+    def _answer(self, command: Command, value: Frames) -> None:
         result, failure = self._run(command, value)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the person's code may have put anything there, or closed it
                 stream.flush()
-        for fd in (1, 2):
+        for fd in self._streams_far:
             await_delivery(fd)
         aborted = self._guard.abort_of(command.epoch)
         if aborted is not None and failure is None and command.kind is Kind.CALL:
@@ -81,16 +87,25 @@ class Worker:
             failure = Failure(
                 rank=self._spec.rank, type="Aborted", message=cause, frames=(line,) if line else (), folded=True
             )
-        frames: wire.Frames = []
+        frames: Frames = []
         if failure is None:
             frames, failure = self._pack(result)
         answer = Answer(number=command.number, failure=failure, collectives=_collectives(), edited=_edited(command))
-        with self._sending:
-            wire.send(self._connection, pack(answer, frames))
+        self._send(answer, frames)
 
-    def _run(self, command: Command, value: wire.Frames) -> tuple[Any, Failure | None]:
+    def _send(self, header: Header, value: Frames | None = None) -> None:
+        frames = pack(header, value)
+        small = packed_small(frames)
+        with self._sending:
+            if small is not None:
+                self._connection.write(small)
+            else:
+                self._connection.send(self._pool.placed(frames) if self._connection.is_local else frames)
+
+    def _run(self, command: Command, value: Frames) -> tuple[Any, Failure | None]:
         try:
-            with self._guard.command(command.number, command.epoch):
+            self._guard.begin(command.number, command.epoch)
+            try:
                 # The epoch may have ended before this rank began: then the watchdog saw nothing to stop.
                 if command.kind is Kind.CALL and self._guard.abort_of(command.epoch) is not None:
                     return None, None
@@ -99,6 +114,8 @@ class Worker:
                     return self._do(command, value), None
                 finally:
                     self._in_user_code = False
+            finally:
+                self._guard.end()
         except BaseException as error:
             self._in_user_code = False  # the signal may have come just before it was cleared above
             folded = self._guard.abort_of(command.epoch) is not None or groups.is_peer_lost(error)
@@ -109,19 +126,25 @@ class Worker:
                 failure = replace(failure, type="StaleGroupError", message=said, folded=False)
             return None, failure
         finally:
-            inside.forget(command.forget)
+            if command.forget:
+                inside.forget(command.forget)
 
-    def _do(self, command: Command, value: wire.Frames) -> Any:
+    def _do(self, command: Command, value: Frames) -> Any:
         if command.kind is Kind.JOIN:
             self._guard.join(command.epoch)
             return None
         if command.kind is Kind.LEAVE:
             self._guard.leave(command.epoch)
             return None
-        function, args = wire.loads(value)
+        if command.function < 0:
+            function, args = wire.loads(value)
+        else:
+            if command.packed:
+                self._functions.learn(command.function, command.packed)
+            function, args = self._functions.of(command.function), wire.loads(value)
         return function(*args)
 
-    def _pack(self, result: Any) -> tuple[wire.Frames, Failure | None]:
+    def _pack(self, result: Any) -> tuple[Frames, Failure | None]:
         """The frames of a result, or the failure that it cannot be sent."""
         cell = isinstance(result, inside.CellValue)
         value = result.value if isinstance(result, inside.CellValue) else result
@@ -147,8 +170,7 @@ class Worker:
         if interruptible:
             self._in_user_code = False
         try:
-            with self._sending:
-                wire.send(self._connection, pack(event))
+            self._send(event)
         finally:
             if interruptible:
                 self._in_user_code = True
@@ -165,16 +187,16 @@ def main(spec: Spec, *, control: int, crash: int) -> NoReturn:
         stream = os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    connection = Connection(control)
+    connection = Link(control)
     try:
         worker = Worker(spec, connection)
         hello = Answer(number=0)
     except BaseException as error:
         worker, hello = None, Answer(number=0, failure=failure_of(error, spec.rank, folded=False))
     try:
-        wire.send(connection, pack(hello, wire.dumps(None)))
+        connection.send(pack(hello, wire.dumps(None)))
         if worker is None:
-            wire.receive(connection)  # not before the controller has read why
+            connection.receive()  # not before the controller has read why
     except (EOFError, OSError):  # the controller is gone
         worker = None
     finally:

@@ -9,8 +9,10 @@ the kernel kills the ranks (PR_SET_PDEATHSIG).
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import pickle
+import select
 import selectors
 import signal
 import socket
@@ -19,6 +21,8 @@ import struct
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +46,35 @@ def main(fd: int, controller: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=fd) as requests:
         try:
-            import kit.ranks.worker  # noqa: F401  # every rank starts with it; brings torch
+            with _killed_without(requests):
+                import kit.ranks.worker  # noqa: F401  # every rank starts with it; brings torch
         except BaseException:
             send_pickle(requests, traceback.format_exc())
             return
         send_pickle(requests, None)
         _Zygote(requests, controller).serve()
+
+
+@contextmanager
+def _killed_without(requests: socket.socket) -> Iterator[None]:
+    """Within the block the kernel ends this process at once when the controller's end of the socket closes.
+
+    Importing torch takes seconds, in which no thread of Python would get to look: libraries are loaded with its lock
+    held. SIGIO, whose default is to end a process, needs no Python. Nothing else comes over the socket meanwhile.
+    """
+    flags = fcntl.fcntl(requests, fcntl.F_GETFL)
+    try:
+        with contextlib.suppress(OSError):  # a sandbox without: it is seen after the import
+            fcntl.fcntl(requests, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(requests, fcntl.F_SETFL, flags | os.O_ASYNC)
+        gone = select.poll()
+        gone.register(requests, select.POLLRDHUP)
+        if gone.poll(0):  # it was closed before
+            os._exit(1)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(requests, fcntl.F_SETFL, flags)
 
 
 def send_pickle(to: socket.socket, value: Any) -> None:

@@ -6,13 +6,15 @@ second time and are refused.
 """
 
 import fnmatch
+import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from kit.step.provenance import watch_again
 
 
 class CheckpointError(ValueError):
@@ -29,16 +31,27 @@ def checkpointed(model: nn.Module, patterns: Sequence[str]) -> Iterator[None]:
     for path, module in chosen:
         _refuse_dropout(path, module)
     try:
-        for _, module in chosen:
-            module.forward = partial(_run, module.forward)
+        for path, module in chosen:
+            module.forward = _twice(model, path, module.forward)
         yield
     finally:
         for _, module in chosen:
             module.__dict__.pop("forward", None)
 
 
-def _run(forward: Any, *args: Any, **kwargs: Any) -> Any:
-    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+def _twice(model: nn.Module, path: str, forward: Any) -> Any:
+    """`forward` checkpointed; what its second run makes is noted as computed again."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        turns = itertools.count()
+
+        def turn(*args: Any, **kwargs: Any) -> Any:
+            with watch_again(model, path) if next(turns) else nullcontext():
+                return forward(*args, **kwargs)
+
+        return checkpoint(turn, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return run
 
 
 def _outermost(model: nn.Module, patterns: Sequence[str]) -> list[tuple[str, nn.Module]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kit._torch import flight
 from kit._torch.groups import before_abort
 
 WARM_UP_STEPS = 3
@@ -23,7 +24,7 @@ class CudaGraphRun:
     """
 
     def __init__(self, run: Callable[..., Sequence[torch.Tensor]], *, held: int) -> None:
-        self._run = run
+        self.run = run
         self._held = held
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -54,14 +55,15 @@ class CudaGraphRun:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            outputs = list(self._run(*inputs))
+            outputs = list(self.run(*inputs))
         torch.cuda.current_stream().wait_stream(stream)
         return outputs
 
     def _capture(self, inputs: Sequence[torch.Tensor]) -> None:
         self._batch = [tensor.clone() for tensor in inputs[self._held :]]
         graph = torch.cuda.CUDAGraph()
+        flight.silence()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._outputs = list(self._run(*inputs[: self._held], *self._batch))
+            self._outputs = list(self.run(*inputs[: self._held], *self._batch))
         self._graph = graph

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from kit._torch import trees
+from kit.step.own_update import OptimizerError
 from kit.step.placement import Placement, Slot
 from kit.step.state import State, state_of
-from kit.step.update import Rule, rule_of
+from kit.step.update import EAGER, Rule, rules_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,6 +50,16 @@ class Inputs:
     others: dict[str, torch.Tensor]
     rates: tuple[torch.Tensor, ...]
     window: tuple[Any, ...]
+
+    @property
+    def eager_reason(self) -> str:
+        """Why the optimizer takes its own step after the graph; "" when the update is inside."""
+        return next((group.rule.why for group in self.groups if group.rule.kind == EAGER), "")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the step runs."""
+        return self.slots[0].local.device if self.slots else torch.device("cpu")
 
     def held(self) -> list[torch.Tensor]:
         """The tensors that live from step to step, in graph order."""
@@ -100,13 +111,27 @@ def inputs_of(
     """Collect the inputs of a step; makes the optimizer's state where it has none yet."""
     row = {id(slot.public): number for number, slot in enumerate(placement.slots)}
     states: list[State] = [{} for _ in placement.slots]
-    groups, rates = [], []
-    for group in optimizer.param_groups:
-        rule = rule_of(optimizer, group)
+    groups: list[Group] = []
+    rates = []
+    rules = rules_of(optimizer, sharded=any(slot.sharded for slot in placement.slots))
+    for rule, group in zip(rules, optimizer.param_groups, strict=True):
         members = tuple(row[id(p)] for p in group["params"] if id(p) in row)
         for number in members:
+            if placement.slots[number].sharded and not rule.by_rows:
+                raise OptimizerError(
+                    f"optimizer {type(optimizer).__name__} updates a row of a parameter by values of other rows (a "
+                    'norm, a factorisation), and here each rank has some rows; use strategy="ddp" or another optimizer'
+                )
+            if placement.slots[number].split is not None and not rule.by_elements:
+                raise OptimizerError(
+                    f"optimizer {type(optimizer).__name__} updates an element of a parameter by values of others, and "
+                    f"kit.TP splits {placement.slots[number].name} over ranks; use an optimizer that treats each "
+                    "element apart, such as AdamW, or a strategy without kit.TP"
+                )
             states[number] = state_of(optimizer, rule, placement.slots[number])
         groups.append(Group(rule=rule, slot_rows=members))
+        if rule.kind == EAGER:
+            continue  # the graph needs no rate
         device = placement.slots[members[0]].local.device if members else torch.device("cpu")
         rates.append(torch.tensor(float(group["lr"]), dtype=torch.float64, device=device))
     placed = {slot.name for slot in placement.slots}

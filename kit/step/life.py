@@ -24,12 +24,16 @@ class InterruptedStepError(RuntimeError):
 
 
 class Life:
-    """`done`: steps this rank has finished. `spoiled`: aborted while the GPU still ran a step."""
+    """`done`: steps this rank has finished. `spoiled`: aborted while the GPU still ran a step.
+
+    `unusable`: why no step may run, "" when it may.
+    """
 
     def __init__(self, *, is_cuda: bool) -> None:
         self.world: object = dist.group.WORLD
         self.done = 0
         self.spoiled = False
+        self.unusable = ""
         self._finished = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
         self._tell = self._note_abort  # held here: the list of those to tell is weak
         if is_cuda:
@@ -38,11 +42,17 @@ class Life:
     @contextmanager
     def step(self) -> Iterator[None]:
         """One step runs inside this block; an interrupt that comes meanwhile is raised at its end."""
+        self.require_usable()
         with _interrupts_deferred():
             yield
             self.done += 1
             if self._finished is not None:
                 self._finished.record()
+
+    def require_usable(self) -> None:
+        """Raise `InterruptedStepError` when the parameters are of no one step."""
+        if self.unusable:
+            raise InterruptedStepError(self.unusable)
 
     def _note_abort(self) -> None:
         if self._finished is not None and not self._finished.query():  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Where each parameter of a model lives: whole on every rank, or as a shard of dim 0.
+"""Where each parameter of a model lives: whole on every rank, as a shard of dim 0, or as a part of a split module.
 
 A placement is made once for a model and kept with it, so that a step can be built again (another
 micro-batch, another executor) and training goes on with the same values. Shards are kept padded to
@@ -12,32 +12,63 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
 
 from kit._torch import collectives
 from kit.step.mesh import Axes, Axis
-from kit.step.strategy import Strategy, StrategyError
+from kit.step.shown import Form, form_of, shown
+from kit.step.strategy import Strategy, StrategyError, data_of
+from kit.step.tensor.split import Layout, Split, joined, part_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Slot:
     """One trainable parameter on this rank.
 
-    `local`: what this rank keeps, `[padded rows / world size, ...]` when sharded, else the whole.
-    `shape`: of the whole parameter. `public`: the parameter object that the module and the
-    optimizer hold; it shares memory with `local`. `shard`: the axis it is sharded over, None when whole.
+    `local`: what this rank keeps, `[padded rows / world size, ...]` when sharded, else all of `form.part`.
+    `public`: the parameter object that the module and the optimizer hold; it shares memory with `local`.
+    `summed`: ranks of the tensor axis each have a summand of its gradient.
     """
 
     name: str
-    shape: torch.Size
     local: torch.Tensor
     public: nn.Parameter
-    shard: Axis | None
+    form: Form
+    summed: bool = False
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the whole parameter."""
+        return self.form.shape
+
+    @property
+    def shard(self) -> Axis | None:
+        """The axis it is sharded over, None when this rank keeps all it computes with."""
+        return self.form.shard
+
+    @property
+    def split(self) -> Split | None:
+        """How it is cut over the tensor axis, None when it is whole there."""
+        return self.form.split
+
+    @property
+    def turned(self) -> bool:
+        """Whether `local` holds rows of the transpose."""
+        return self.form.turned
+
+    @property
+    def rows(self) -> int:
+        """Rows of all shards together, padding left out."""
+        return self.form.rows
 
     @property
     def sharded(self) -> bool:
         """Whether ranks keep parts of it."""
         return self.shard is not None
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether no rank keeps all of it, so that the module shows a DTensor."""
+        return self.shard is not None or self.split is not None
 
     @property
     def padded_rows(self) -> int:
@@ -49,11 +80,11 @@ class Slot:
 class Placement:
     """The slots of a model in the order of `named_parameters`, tied weights once.
 
-    `world`: the group of all ranks that it was made in; after a rejoin that group is another one and
-    the shards must be bound to a new mesh.
+    `kind`: of its strategy, in words. `world`: the group of all ranks that it was made in; after a rejoin that group
+    is another one and the shards must be bound to a new mesh.
     """
 
-    strategy: type
+    kind: str
     axes: Axes
     world: object
     slots: tuple[Slot, ...]
@@ -62,92 +93,147 @@ class Placement:
 _placements: "weakref.WeakKeyDictionary[nn.Module, Placement]" = weakref.WeakKeyDictionary()
 
 
-def place(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy, axes: Axes) -> Placement:
+def place(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    strategy: Strategy,
+    axes: Axes,
+    layout: Layout | None = None,
+) -> Placement:
     """Give each trainable parameter its place; rank 0's values become everybody's.
 
-    With FSDP and HSDP the module's and the optimizer's parameters become DTensors, `Shard(0)` over the axis.
+    Shards (FSDP, HSDP) and parts of split modules (`layout`, TP) become DTensors in the module and the optimizer.
     Calling it again with the same strategy returns the placement that is there.
     Raises `StrategyError` when the model is already placed in another way.
     """
+    layout = layout or Layout()
+    kind = f"{type(strategy).__name__}, {type(data_of(strategy)).__name__}"
     known = _placements.get(model)
     if known is not None and _still_holds(known, model):
-        if known.strategy is not type(strategy) or known.axes.names != axes.names:
-            raise StrategyError(
-                f"this model is already placed by {known.strategy.__name__} over {known.axes.size} ranks, "
-                f"{type(strategy).__name__} over {axes.size} was asked for; build a fresh model for it"
-            )
-        _require_known(optimizer, known)
+        _require_same(known, kind, axes, layout)
+        if optimizer is not None:
+            _require_known(optimizer, known)
+        known = replace(known, slots=tuple(replace(s, summed=s.name in layout.summed) for s in known.slots))
+        _placements[model] = known
         return known if known.axes == axes and known.world is dist.group.WORLD else rebind(model, optimizer, axes)
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            for axis in axes:
-                dist.broadcast(tensor.detach(), group=axis.mesh.get_group(), group_src=0)
-    slots = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            if axes.shard is None or parameter.dim() == 0:
-                slots.append(_keep(name, parameter))
-            else:
-                slots.append(_shard(name, parameter, axes.shard))
-    placement = Placement(strategy=type(strategy), axes=axes, world=dist.group.WORLD, slots=tuple(slots))
-    _require_optimizer(optimizer, model)
+    send_from_first(model, axes)
+    slots = tuple(
+        _placed(name, parameter, axes, layout)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    )
+    placement = Placement(kind=kind, axes=axes, world=dist.group.WORLD, slots=slots)
+    if optimizer is not None:
+        _require_optimizer(optimizer, model)
     _publish(model, optimizer, placement)
     _placements[model] = placement
     return placement
 
 
-def rebind(model: nn.Module, optimizer: torch.optim.Optimizer, axes: Axes) -> Placement:
+def send_from_first(model: nn.Module, axes: Axes) -> None:
+    """Rank 0's parameters and buffers become everybody's. A collective call."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            for axis in axes:
+                dist.broadcast(tensor.detach(), group=axis.mesh.get_group(), group_src=0)
+
+
+def is_placed(model: nn.Module) -> bool:
+    """Whether the model's parameters have their places, so that no rank holds it whole."""
+    known = _placements.get(model)
+    return known is not None and _still_holds(known, model)
+
+
+def slots_of(model: nn.Module) -> tuple[Slot, ...]:
+    """The slots of a placed model, none of another."""
+    known = _placements.get(model)
+    return () if known is None else known.slots
+
+
+def rebind(model: nn.Module, optimizer: torch.optim.Optimizer | None, axes: Axes) -> Placement:
     """Bind a placed model to the mesh of a new process group; values and optimizer state are kept."""
     known = _placements[model]
-    slots = tuple(
-        slot
-        if axes.shard is None or not slot.sharded
-        else replace(slot, shard=axes.shard, public=_public(slot.local, slot.public, slot.shape, axes.shard))
-        for slot in known.slots
-    )
-    placement = replace(known, axes=axes, world=dist.group.WORLD, slots=slots)
+    slots = []
+    for slot in known.slots:
+        split = replace(slot.split, axis=axes.tensor) if slot.split and axes.tensor else None
+        form = replace(slot.form, shard=slot.shard and axes.shard, split=split, grid=axes.grid)
+        slots.append(replace(slot, form=form, public=_public(form, slot.local, slot.public)))
+    placement = replace(known, axes=axes, world=dist.group.WORLD, slots=tuple(slots))
     _publish(model, optimizer, placement)
     _placements[model] = placement
     return placement
 
 
 def full_value(slot: Slot) -> torch.Tensor:
-    """The whole parameter, gathered over its axis when it is sharded. A collective call."""
+    """The whole parameter, gathered over its axes when it is sharded or split. A collective call."""
+    value = slot.local.detach()
+    if slot.shard is not None:
+        value = collectives.all_gather(value.contiguous(), slot.shard.group, slot.shard.size)[: slot.rows]
+        value = value.t() if slot.turned else value
+    if slot.split is not None:
+        axis = slot.split.axis
+        flat = collectives.all_gather(value.contiguous().flatten(), axis.group, axis.size)
+        value = joined(flat.view(axis.size, *value.shape).unbind(), slot.split)
+    return value.clone()
+
+
+def own_rows(slot: Slot, whole: torch.Tensor) -> torch.Tensor:
+    """What this rank keeps of a whole tensor of the parameter's shape, padding left out."""
+    part = whole if slot.split is None else part_of(whole, slot.split)
     if slot.shard is None:
-        return slot.local.detach().clone()
-    whole = collectives.all_gather(slot.local.contiguous(), slot.shard.group, slot.shard.size)
-    return whole[: slot.shape[0]].clone()
+        return part
+    begin, end = slot.form.bounds(slot.padded_rows)
+    return (part.t() if slot.turned else part)[begin:end]
 
 
-def _keep(name: str, parameter: nn.Parameter) -> Slot:
-    return Slot(name=name, shape=parameter.shape, local=parameter.detach(), public=parameter, shard=None)
+def _placed(name: str, parameter: nn.Parameter, axes: Axes, layout: Layout) -> Slot:
+    split = layout.splits.get(name)
+    whole = parameter.detach()
+    part = whole if split is None else part_of(whole, split).contiguous()
+    form = form_of(whole, part, split, axes)
+    local = part
+    if form.shard is not None:
+        stored = part.t() if form.turned else part
+        rows = -(-form.rows // form.shard.size)
+        local = stored.new_zeros((rows, *stored.shape[1:]))
+        begin, end = form.bounds(rows)
+        local[: end - begin] = stored[begin:end]
+    public = _public(form, local, parameter)
+    return Slot(name=name, local=local, public=public, form=form, summed=name in layout.summed)
 
 
-def _shard(name: str, parameter: nn.Parameter, axis: Axis) -> Slot:
-    rows = -(-parameter.shape[0] // axis.size)
-    begin, end = (min(parameter.shape[0], rows * i) for i in (axis.index, axis.index + 1))
-    local = parameter.new_zeros((rows, *parameter.shape[1:]), requires_grad=False)
-    local[: end - begin] = parameter.detach()[begin:end]
-    public = _public(local, parameter, parameter.shape, axis)
-    return Slot(name=name, shape=parameter.shape, local=local, public=public, shard=axis)
+def _public(form: Form, local: torch.Tensor, parameter: nn.Parameter) -> nn.Parameter:
+    """What the module shows: the parameter itself when it is whole."""
+    return parameter if form.shard is None and form.split is None else nn.Parameter(shown(form, local))
 
 
-def _public(local: torch.Tensor, parameter: nn.Parameter, shape: torch.Size, axis: Axis) -> nn.Parameter:
-    """What the module shows of a shard: a DTensor over the rows that are no padding."""
-    rows = max(0, min(shape[0] - axis.index * local.shape[0], local.shape[0]))
-    whole = DTensor.from_local(
-        local[:rows], axis.mesh, [Shard(0)], run_check=False, shape=shape, stride=parameter.stride()
-    )
-    return nn.Parameter(whole)
+def _require_same(known: Placement, kind: str, axes: Axes, layout: Layout) -> None:
+    forms = {slot.name: slot.split.form for slot in known.slots if slot.split is not None}
+    wanted = {name: split.form for name, split in layout.splits.items()}
+    over_same = known.axes.names == axes.names
+    if known.world is not dist.group.WORLD:  # groups made after an abort may have other names
+        over_same = known.axes.places == axes.places
+    if not over_same or (known.kind, forms) != (kind, wanted):
+        raise StrategyError(
+            f"this model is already placed by {_words(known.kind, known.axes)}, with {len(forms)} split parameters; "
+            f"{_words(kind, axes)} with {len(wanted)} was asked for; build a fresh model for it"
+        )
 
 
-def _publish(model: nn.Module, optimizer: torch.optim.Optimizer, placement: Placement) -> None:
+def _words(kind: str, axes: Axes) -> str:
+    first, _, second = kind.partition(", ")
+    return f"{first if first == second else f'{first} and {second}'} over {axes.ranks} ranks"
+
+
+def _publish(model: nn.Module, optimizer: torch.optim.Optimizer | None, placement: Placement) -> None:
     """Put the placed parameters where the module and the optimizer hold the plain ones."""
     names = {slot.name: slot for slot in placement.slots}
     instead = {id(p): names[name].public for name, p in model.named_parameters() if name in names}
     for module, key, parameter in list(_owners(model)):
         if id(parameter) in instead:
             setattr(module, key, instead[id(parameter)])
+    if optimizer is None:
+        return
     for group in optimizer.param_groups:
         group["params"] = [instead.get(id(p), p) for p in group["params"]]
     for old in [p for p in optimizer.state if id(p) in instead]:

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from kit._torch.tracing import set_node_note
+from kit._torch.tracing import keep_node_note, set_node_note
 
 Note = dict[str, str]
 
@@ -28,20 +28,30 @@ _TORCH = f"{Path(torch.__file__).parent}/"
 _KIT = f"{Path(__file__).parents[1]}/"
 PHASES = ("forward", "backward")
 ROOT = "(model)"  # the path of the model itself, whose own name is empty
+CARRIES, AGAIN = "kit_carries", "kit_again"
+SENDS = "kit_sends"  # in the note of what the step itself sends, which passes may move: "parameter" or "gradient"
 _KEY = "kit_note"  # in the metadata of an autograd node
 
 
-def note(phase: str, module: str = "", source: str = "") -> Note:
-    """What a traced node carries: the names that `kit.graph` reads."""
-    return {"kit_phase": phase, "kit_module": module, "kit_source": source}
+def note(phase: str, module: str = "", source: str = "", *, carries: str = "") -> Note:
+    """What a traced node carries: the names that `kit.graph` reads.
+
+    `carries`: the parameter (or "(loss)") that a collective of the step itself is for; the user's own have none.
+    """
+    said = {"kit_phase": phase, "kit_module": module, "kit_source": source}
+    return {**said, CARRIES: carries} if carries else said
 
 
 class _CallMode(TorchFunctionMode):
-    """Note the user's line at each call into torch, and mark the gradient nodes it makes."""
+    """Note the user's line at each call into torch, and mark the gradient nodes it makes.
 
-    def __init__(self, modules: "_ModuleStack") -> None:
+    `again`: what runs is computed a second time, in the backward.
+    """
+
+    def __init__(self, modules: "_ModuleStack", *, again: bool = False) -> None:
         super().__init__()
         self._modules = modules
+        self._again = again
 
     def __torch_function__(
         self,
@@ -50,7 +60,9 @@ class _CallMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        here = note("forward", self._modules.path, user_line(sys._getframe(1)))
+        here = note("backward" if self._again else "forward", self._modules.path, user_line(sys._getframe(1)))
+        if self._again:
+            here[AGAIN] = "yes"
         set_node_note(here)
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else (result,):
@@ -60,11 +72,11 @@ class _CallMode(TorchFunctionMode):
 
 
 class _ModuleStack:
-    """The dotted path of the module that runs now."""
+    """The dotted path of the module that runs now; `inside`: the one that runs already."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *inside: str) -> None:
         self._names = {module: name or ROOT for name, module in model.named_modules()}
-        self._stack: list[str] = []
+        self._stack: list[str] = list(inside)
 
     @property
     def path(self) -> str:
@@ -80,16 +92,30 @@ class _ModuleStack:
 @contextmanager
 def watch_forward(model: nn.Module) -> Iterator[None]:
     """Note module and line of every operation that the block runs."""
-    modules = _ModuleStack(model)
+    try:
+        with _watched(_ModuleStack(model), again=False):
+            yield
+    finally:
+        set_node_note(None)
+
+
+@contextmanager
+def watch_again(model: nn.Module, path: str) -> Iterator[None]:
+    """The same for what module `path` of the model computes a second time, in the midst of the backward."""
+    with keep_node_note(), _watched(_ModuleStack(model, path), again=True):
+        yield
+
+
+@contextmanager
+def _watched(modules: _ModuleStack, *, again: bool) -> Iterator[None]:
     hooks: list[RemovableHandle] = [
         register_module_forward_pre_hook(modules.enter),
         register_module_forward_hook(modules.leave, always_call=True),
     ]
     try:
-        with _CallMode(modules):
+        with _CallMode(modules, again=again):
             yield
     finally:
-        set_node_note(None)
         for hook in hooks:
             hook.remove()
 

@@ -23,6 +23,9 @@ from kit.step.mesh import Axes
 from kit.step.precision import Precision
 from kit.step.provenance import fill_gaps, is_user_file, note, watch_backward, watch_forward
 from kit.step.recipe import Recipe
+from kit.step.tensor.regions import split_modules
+from kit.step.tensor.split import Layout
+from kit.step.tensor.unfit import part_text
 from kit.step.update import update
 
 Loss = Callable[[nn.Module, Any], "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
@@ -40,7 +43,7 @@ class Traced:
     unused: tuple[str, ...]  # parameters that the loss does not depend on: neither reduced nor updated
 
 
-class _LossOf(nn.Module):
+class LossOf(nn.Module):
     """The loss as a module, so that `functional_call` can swap the model's parameters."""
 
     def __init__(self, model: nn.Module, loss: Loss, precision: Precision | None) -> None:
@@ -74,27 +77,46 @@ def _as(leaf: Any, dtype: torch.dtype) -> Any:
     return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
-def trace_step(model: nn.Module, loss: Loss, inputs: Inputs, axes: Axes, recipe: Recipe) -> Traced:
+def trace_step(
+    model: nn.Module, loss: Loss, inputs: Inputs, axes: Axes, recipe: Recipe, layout: Layout | None = None
+) -> Traced:
     """The graph of one optimizer step over the window of micro-batches that `inputs` describes.
 
-    It returns the loss and, when gradients are clipped, their norm before.
+    It returns the loss, when gradients are clipped their norm before, and the gradients when the optimizer
+    has no static update.
     Raises `TraceError` naming the user's line when values decide what is run.
     """
     _refuse_hooks(model)
     unused: list[str] = []
 
     def step(*flat: torch.Tensor) -> list[torch.Tensor]:
-        return _run(_LossOf(model, loss, recipe.precision), inputs.unflatten(flat), inputs, axes, recipe, unused)
+        return _run(LossOf(model, loss, recipe.precision), inputs.unflatten(flat), inputs, axes, recipe, unused)
 
+    return Traced(module=flat_graph(step, model, inputs, recipe, layout), unused=tuple(unused))
+
+
+def flat_graph(
+    function: Callable[..., list[torch.Tensor]],
+    model: nn.Module,
+    inputs: Inputs,
+    recipe: Recipe,
+    layout: Layout | None = None,
+) -> torch.fx.GraphModule:
+    """The flat graph of `function(*inputs)`, which runs `model`, with notes on its nodes. Raises `TraceError`."""
+    layout = layout or Layout()
     try:
-        with checkpointed(model, recipe.checkpointing):
-            module = tracing.trace(step, inputs.examples())
+        with split_modules(model, layout, inputs.device), checkpointed(model, recipe.checkpointing):
+            module = tracing.trace(function, inputs.examples())
     except tracing.DATA_DEPENDENT as error:
         raise TraceError(_data_dependent_text(error)) from error
+    except RuntimeError as error:
+        if layout.axis is None:
+            raise
+        raise TraceError(part_text(error, model)) from error
     _refuse_in_place_collectives(module)
     _refuse_own_constants(module, model)
     fill_gaps(module)
-    return Traced(module=module, unused=tuple(unused))
+    return module
 
 
 def _refuse_in_place_collectives(module: torch.fx.GraphModule) -> None:
@@ -130,7 +152,7 @@ def _refuse_hooks(model: nn.Module) -> None:
 
 
 def _run(
-    loss: _LossOf, args: Unflattened, inputs: Inputs, axes: Axes, recipe: Recipe, unused: list[str]
+    loss: LossOf, args: Unflattened, inputs: Inputs, axes: Axes, recipe: Recipe, unused: list[str]
 ) -> list[torch.Tensor]:
     slots = inputs.slots
     whole = [
@@ -139,7 +161,7 @@ def _run(
     total, weight, local = _accumulate(loss, args, inputs, axes, whole)
     trained = {row for group in inputs.groups for row in group.slot_rows}
     unused[:] = [slots[row].name for row in sorted(trained) if local[row] is None]
-    with tracing.node_note(note("backward", "loss")):
+    with tracing.node_note(note("backward", "loss", carries="(loss)")):
         if weight is None:
             outputs = [exchange.summed(total, axes)]
         else:
@@ -156,6 +178,8 @@ def _run(
         if recipe.clip_norm is not None:
             gradients, norm = exchange.clipped(slots, gradients, axes, recipe.clip_norm)
             outputs.append(norm)
+        if inputs.eager_reason:
+            return [*outputs, *(gradient for gradient in gradients if gradient is not None)]
         _update(args, inputs, gradients)
     return outputs
 
@@ -173,7 +197,7 @@ def _update(args: Unflattened, inputs: Inputs, gradients: Sequence[torch.Tensor 
 
 
 def _accumulate(
-    loss: _LossOf, args: Unflattened, inputs: Inputs, axes: Axes, whole: Sequence[torch.Tensor]
+    loss: LossOf, args: Unflattened, inputs: Inputs, axes: Axes, whole: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor | None, list[torch.Tensor | None]]:
     """Forward and backward over the window: the local loss, its weight, the local gradients.
 

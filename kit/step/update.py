@@ -3,7 +3,8 @@
 SGD, Adam and AdamW, written after the algorithms in the documentation of `torch.optim` and done in
 place on parameters and state, so a step needs no second copy. Scalars that change (learning rate,
 step count) are tensors; those that do not are constants of the graph, and the step guards them.
-torch's own `step()` is not traced: on CPU it reads the step count as a Python number.
+Any other optimizer is traced by its own `step()` where that can be (`own_update.py`); where it cannot, that
+`step()` runs after the graph (`eager_update.py`).
 """
 
 from collections.abc import Sequence
@@ -14,45 +15,96 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from kit._torch import foreach
+from kit._torch.optimizers import has_step_hooks
+from kit.step.own_update import OptimizerError, OwnStep, UnmovedError, own_settings, own_state, own_step, own_update
 
 SUPPORTED = (SGD, Adam, AdamW)
+EAGER = "eager"  # the kind of a rule that leaves the update to the optimizer, outside the graph
 
 # Hyper-parameters that the graph holds as constants; `lr` is an input and may change freely.
 BAKED = ("betas", "eps", "weight_decay", "momentum", "nesterov", "maximize", "amsgrad", "dampening")
 
 
-class OptimizerError(ValueError):
-    """An optimizer, or a setting of one, that has no static update."""
+def baked(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a parameter group that a graph holds as constants."""
+    if type(optimizer) not in SUPPORTED:
+        return own_settings(group)
+    return {key: group[key] for key in BAKED if key in group}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How one parameter group is updated; the constants of `group["..."]` that the graph holds."""
+    """How one parameter group is updated; the constants of `group["..."]` that the graph holds.
+
+    `own`: the optimizer's own step, for kind "own". `why`: what keeps the update out of the graph, for kind "eager".
+    """
 
     kind: str
     settings: dict[str, Any]
     decoupled_decay: bool
+    own: OwnStep | None = None
+    why: str = ""
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether each row of a parameter is updated by its own values alone, as shards need it."""
+        return self.own is None or self.own.by_rows
+
+    @property
+    def by_elements(self) -> bool:
+        """Whether each element is updated by its own values alone, as parts of split modules need it."""
+        return self.own is None or self.own.by_elements
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Names of the state tensors of a parameter, as `torch.optim` calls them."""
+        """Names of the state tensors of a parameter, as `torch.optim` calls them; none where torch keeps them."""
+        if self.kind == EAGER:
+            return ()
+        if self.own is not None:
+            return self.own.names
         if self.kind == "sgd":
             return ("momentum_buffer",) if self.settings["momentum"] else ()
         return ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.settings["amsgrad"] else ()))
 
 
-def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> Rule:
-    """The update rule of a parameter group.
+def rules_of(optimizer: Optimizer, *, sharded: bool) -> tuple[Rule, ...]:
+    """The rule of each parameter group; all of kind `EAGER` when one has no static update: `step()` is one call.
 
-    Raises `OptimizerError` for another optimizer, or for SGD's dampening (its first step differs
-    from the others, so no one graph holds both).
+    Raises `OptimizerError` where the optimizer's own step would not do either: under shards (`sharded`) when it
+    changes tensors that it was not given in its groups.
     """
-    if type(optimizer) not in SUPPORTED:
+    rules: list[Rule] = []
+    try:
+        for group in optimizer.param_groups:
+            rules.append(rule_of(optimizer, group, rules))
+    except UnmovedError:
+        if sharded:
+            raise
+        return _eager(optimizer, "its step() alone changes no parameter of its groups")
+    except OptimizerError as error:
+        return _eager(optimizer, str(error))
+    return tuple(rules)
+
+
+def _eager(optimizer: Optimizer, why: str) -> tuple[Rule, ...]:
+    rule = Rule(kind=EAGER, settings={}, decoupled_decay=False, why=why)
+    return tuple(rule for _ in optimizer.param_groups)
+
+
+def rule_of(optimizer: Optimizer, group: dict[str, Any], known: Sequence[Rule] = ()) -> Rule:
+    """The update of a parameter group inside the graph; `known`: those of the groups before it.
+
+    Raises `OptimizerError` for an optimizer whose own step does not trace, or for SGD's dampening (its
+    first step differs from the others, so no one graph holds both).
+    """
+    if has_step_hooks(optimizer):
         raise OptimizerError(
-            f"optimizer {type(optimizer).__name__} has no static update; expected one of "
-            f"{', '.join(cls.__name__ for cls in SUPPORTED)} (the class itself, not a subclass)"
+            f"optimizer {type(optimizer).__name__} has step hooks, which a static step would not call; remove them"
         )
-    settings = {key: group[key] for key in BAKED if key in group}
+    if type(optimizer) not in SUPPORTED:
+        own = own_step(optimizer, group, [rule.own for rule in known if rule.own is not None])
+        return Rule(kind="own", settings=own.settings, decoupled_decay=False, own=own)
+    settings = baked(optimizer, group)
     if settings.get("dampening") and settings.get("momentum"):
         raise OptimizerError(
             f"SGD with dampening {settings['dampening']} treats its first step differently; expected "
@@ -64,7 +116,9 @@ def rule_of(optimizer: Optimizer, group: dict[str, Any]) -> Rule:
 
 
 def new_state(rule: Rule, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """State before the first step: zeros, as `torch.optim` starts with."""
+    """State before the first step, as `torch.optim` starts with: zeros for SGD, Adam and AdamW."""
+    if rule.own is not None:
+        return own_state(rule.own, parameter)
     return {
         name: torch.zeros((), dtype=torch.float32, device=parameter.device)
         if name == "step"
@@ -83,6 +137,9 @@ def update(
 ) -> None:
     """Change `parameters` and `state` in place by one step; `lr` is a 0-dim float64 tensor."""
     if not parameters:
+        return
+    if rule.own is not None:
+        own_update(rule.own, parameters=parameters, gradients=gradients, state=state, lr=lr)
         return
     grads = list(gradients)
     if rule.settings.get("maximize"):

@@ -90,7 +90,8 @@ def within(whole: Activity, start_ns: int, end_ns: int) -> Activity:
 
 def _device_unions(timeline: Timeline, rows: NDArray[np.int64]) -> tuple[Spans, Spans, Spans]:
     communication = communication_kernels(timeline)[rows]
-    kernel = timeline.category[rows] == Category.KERNEL
+    # A graph recorded as one row hides its kernels; it counts as compute, and the reader's note says so.
+    kernel = np.isin(timeline.category[rows], (Category.KERNEL, Category.GRAPH))
     copy = device_rows(timeline)[rows] & ~kernel
     return (
         _union_of(timeline, rows[kernel & ~communication]),

@@ -51,6 +51,21 @@ def clip(spans: Spans, start: int, end: int) -> Spans:
     return union(np.maximum(spans[0], start), np.minimum(spans[1], end))
 
 
+def covered(spans: Spans, start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each query [start, end) how much of it a union covers; 0 where end is not after start."""
+    begins, ends = spans
+    if not len(begins):
+        return np.zeros(len(start), np.int64)
+    before = np.concatenate([[0], np.cumsum(ends - begins)])
+
+    def up_to(point: NDArray[np.int64]) -> NDArray[np.int64]:
+        row = np.searchsorted(begins, point, side="right")
+        beyond = np.where(row > 0, np.maximum(0, ends[np.maximum(row - 1, 0)] - point), 0)
+        return before[row] - beyond
+
+    return np.where(end > start, up_to(end) - up_to(start), 0)
+
+
 def _covers(spans: Spans, points: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether each point lies in a union."""
     row = np.searchsorted(spans[0], points, side="right") - 1

@@ -18,13 +18,16 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from kit.timeline.error import NoTraceError, TraceError
-from kit.timeline.mend import Mended, mend
+from kit.timeline.exact import EXACT_BELOW_US
 
 Time = TypeVar("Time", float, Decimal)
 
-# Half a unit in the last place of a float is under half a nanosecond only below this.
-EXACT_BELOW_US = float(2**43)
 _FIRST_TIME = re.compile(rb'"ts"\s*:\s*"?(\d+)')
+_SOMETHING = re.compile(rb"\S")
+_BARE_LIST = re.compile(rb"\s*\[")
+
+
+WHOLE_PROFILE = "Trace"  # the category of a span that covers everything: no event
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
@@ -43,6 +46,8 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     group_name: Any = msgspec.field(default=None, name="Process Group Name")
     group_description: Any = msgspec.field(default=None, name="Process Group Description")
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    graph: Any = msgspec.field(default=None, name="graph id")
+    node: Any = msgspec.field(default=None, name="graph node id")
 
 
 NO_ARGS = Args()
@@ -85,6 +90,17 @@ class Trace(Header, Generic[Time], kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mended:
+    """How many events were mended or dropped; `first` shows the first mended name with its place."""
+
+    count: int = 0
+    first: str = ""
+    dropped: int = 0
+    first_dropped: str = ""
+    broken_off: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
     """Spans of one file (`ph` X), its header, and what had to be done to read it."""
 
@@ -99,34 +115,45 @@ def decode(raw: bytes, path: Path, *, strict: bool = True) -> Decoded:
     A file that is no valid JSON is read event by event: names with unescaped quotes are mended and counted.
     What cannot be mended (or a file that breaks off) is a `TraceError`, or dropped and counted with `strict=False`.
     """
-    if not raw.strip():
+    if not _SOMETHING.search(raw):
         raise NoTraceError(f'{path}: is empty; expected a trace in JSON with a list "traceEvents"')
     with collector_paused():
         try:
             trace = _decode_whole(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ArithmeticError) as error:
             return _decode_mending(raw, path, error, strict=strict)
-        spans = [event for event in trace.events if event.ph == "X" and event.cat != "Trace"]
+        spans = [event for event in trace.events if event.ph == "X" and event.cat != WHOLE_PROFILE]
         header = Header(distributed=trace.distributed, base_ns=trace.base_ns)
         return Decoded(header=header, events=spans, mended=Mended())
 
 
-def _decode_whole(raw: bytes) -> Trace[Any]:
+def seems_absolute(raw: bytes | memoryview) -> bool | None:
+    """Whether the first time in the text is too large for floats to hold its nanoseconds; None without a time."""
     first = _FIRST_TIME.search(raw)
-    if first is None or (len(first[1]) < 14 and int(first[1]) < EXACT_BELOW_US):
+    return None if first is None else not (len(first[1]) < 14 and int(first[1]) < EXACT_BELOW_US)
+
+
+def _decode_whole(raw: bytes) -> Trace[Any]:
+    if not seems_absolute(raw):
         trace = _decode_as(raw, float)
-        if all(event.ts is None or -EXACT_BELOW_US < event.ts < EXACT_BELOW_US for event in trace.events):
+        if all(event.ph != "X" or event.cat == WHOLE_PROFILE or _is_exact(event.ts) for event in trace.events):
             return trace
     return _decode_as(raw, Decimal)
 
 
+def _is_exact(ts: float | None) -> bool:
+    return ts is None or -EXACT_BELOW_US < ts < EXACT_BELOW_US
+
+
 def _decode_as(raw: bytes, time: type) -> Trace[Any]:
-    if raw.lstrip()[:1] == b"[":  # torch's profiler of 1.x wrote the bare list
+    if _BARE_LIST.match(raw):  # torch's profiler of 1.x wrote the bare list
         return Trace(events=msgspec.json.decode(raw, type=list[Event[time]]))  # type: ignore[valid-type]
     return msgspec.json.decode(raw, type=Trace[time])  # type: ignore[valid-type]
 
 
 def _decode_mending(raw: bytes, path: Path, cause: Exception, *, strict: bool) -> Decoded:
+    from kit.timeline.mend import mend  # few files need it, and its patterns cost 10 ms
+
     found = mend(raw, path, cause, strict=strict)
     events: list[Event[Any]] = []
     dropped, first = found.dropped, found.first_dropped

@@ -1,4 +1,4 @@
-"""Draw a timeline as lanes: for each rank what computed, communicated, copied and idled, and when.
+"""Draw a timeline as lanes: for each rank what computed, communicated, copied and idled, and when; its memory too.
 
 A static matplotlib picture that needs no pyplot (so a notebook draws it once), has a transparent ground and mid-grey
 text (so it reads on light and on dark), and never tells anything by colour alone: every kind has its own lane,
@@ -14,6 +14,7 @@ import numpy as np
 from kit import colours
 from kit.timeline.activity import Activity, activity, within
 from kit.timeline.intervals import Spans, length
+from kit.timeline.memory_lane import draw_memory, has_memory
 from kit.timeline.record import UNKNOWN_RANK, Timeline
 from kit.timeline.steps import Mark, steps
 
@@ -54,7 +55,8 @@ def lanes(timeline: Timeline, *, window: tuple[float, float] | None = None) -> A
     # Each rank keeps its own window, so that the shares beside the lanes are those of the table.
     drawn = [within(a, max(a.start_ns, shown[0]), max(a.start_ns, shown[0], min(a.end_ns, shown[1]))) for a in seen]
     with_copy = any(length(a.copy) for a in drawn)
-    count = len(drawn) * (4 if with_copy else 3)
+    with_memory = has_memory(timeline)
+    count = len(drawn) * (3 + with_copy + with_memory)
     height = 1.1 + _LANE_INCHES * (count + 0.7 * len(drawn))
     figure = Figure(figsize=(9.5, height), layout="constrained")
     figure.patch.set_alpha(0.0)
@@ -64,6 +66,10 @@ def lanes(timeline: Timeline, *, window: tuple[float, float] | None = None) -> A
     top = 0.0
     for whole, part in zip(seen, drawn, strict=True):
         bottom = _draw_rank(axes, part, top, ticks, zero_ns=zero_ns, shown_ns=shown[1] - shown[0], with_copy=with_copy)
+        if with_memory:
+            bottom -= 1
+            ticks.append((bottom + 0.5, "memory"))
+            draw_memory(axes, timeline, part.rank, bottom, zero_ns=zero_ns, shown=shown, ink=TEXT)
         _draw_steps(axes, timeline, whole, (top, bottom), zero_ns=zero_ns, shown=shown)
         top = bottom - 0.7
     _finish(figure, axes, ticks, top=top, limits=tuple((edge - zero_ns) / 1e6 for edge in shown), with_copy=with_copy)

@@ -60,6 +60,21 @@ def breakdown_by_step(timeline: Timeline, *, mark: Mark | None = None) -> tuple[
     )
 
 
+def breakdown_within(timeline: Timeline, start_ns: int, end_ns: int) -> tuple[Breakdown, ...]:
+    """Each rank's part of [start_ns, end_ns), in order of rank; a rank's window ends where its own activity does.
+
+    Raises `ValueError` for a range without length.
+    """
+    if not start_ns < end_ns:
+        raise ValueError(f"the range {start_ns} to {end_ns} ns has no length; expected start_ns < end_ns")
+    found = []
+    for whole in (activity(timeline, rank) for rank in timeline.ranks):
+        first = min(max(whole.start_ns, start_ns), whole.end_ns)
+        part = within(whole, first, max(first, min(whole.end_ns, end_ns)))
+        found.append(_split(part, timeline, ""))
+    return tuple(found)
+
+
 def _split(seen: Activity, timeline: Timeline, step: str) -> Breakdown:
     compute, communication = length(seen.compute), length(seen.communication)
     either = length(join(seen.compute, seen.communication))

@@ -34,17 +34,6 @@ _MOST_NAME_ENDS = 64
 _LONGEST_EVENT = 256 << 10  # characters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mended:
-    """How many events were mended or dropped; `first` shows the first mended name with its place."""
-
-    count: int = 0
-    first: str = ""
-    dropped: int = 0
-    first_dropped: str = ""
-    broken_off: str = ""
-
-
 @dataclass(slots=True, kw_only=True)
 class Found:
     """Spans (`ph` X) as plain dicts with their index in the file, the header, and the counts so far."""

@@ -3,15 +3,19 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kit.timeline.error import TraceError
-from kit.timeline.record import COLUMNS, UNKNOWN_RANK, Part, Timeline
+from kit.timeline.record import COLUMNS, MEMORY_COLUMNS, UNKNOWN_RANK, Part, Timeline
 
-_TABLES = {"name": "strings", "collective": "strings", "dtype": "strings", "lane": "lanes", "group": "groups"}
+_TABLES = {
+    "name": "strings", "collective": "strings", "dtype": "strings", "lane": "lanes", "group": "groups",
+    "memory_lane": "lanes",
+}  # fmt: skip
 _MOST_LISTED = 12
 
 
@@ -25,23 +29,31 @@ def merge(timelines: Iterable[Timeline]) -> Timeline:
     if not parts:
         raise TraceError("merge() got no timeline; expected one for each rank")
     _require_distinct(parts)
+    if len(timelines) == 1:
+        return replace(timelines[0], notes=_notes(timelines, parts))
     tables, maps = _join_tables(timelines)
-    columns: dict[str, NDArray[Any]] = {}
-    for column in COLUMNS:
+    columns: dict[str, Any] = {}
+    for column in (*COLUMNS, *MEMORY_COLUMNS):
         pieces = []
         for timeline, moved in zip(timelines, maps, strict=True):
             values = getattr(timeline, column)
             pieces.append(_renumber(values, moved[_TABLES[column]]) if column in _TABLES else values)
         columns[column] = np.concatenate(pieces)
-    order = np.argsort(columns["rank"], kind="stable")
-    notes = [note for timeline in timelines for note in timeline.notes if not note.startswith("ranks missing")]
-    fields: dict[str, Any] = {column: values[order] for column, values in columns.items()}
+    for ranks, names in (("rank", COLUMNS), ("memory_rank", MEMORY_COLUMNS)):
+        if np.any(np.diff(columns[ranks]) < 0):  # records of several ranks each: they interleave
+            order = np.argsort(columns[ranks], kind="stable")
+            columns |= {column: columns[column][order] for column in names}
     return Timeline(
         parts=tuple(sorted(parts, key=lambda part: part.rank)),
-        notes=(*dict.fromkeys(notes), *_missing(parts)),
+        notes=_notes(timelines, parts),
         **tables,
-        **fields,
+        **columns,
     )
+
+
+def _notes(timelines: Iterable[Timeline], parts: Sequence[Part]) -> tuple[str, ...]:
+    notes = [note for timeline in timelines for note in timeline.notes if not note.startswith("ranks missing")]
+    return (*dict.fromkeys(notes), *_missing(parts))
 
 
 def _require_distinct(parts: Sequence[Part]) -> None:

@@ -5,7 +5,7 @@ never sees a share without knowing what it is a share of.
 """
 
 from kit.tables import Table
-from kit.timeline.measure import Breakdown, breakdown, breakdown_by_step
+from kit.timeline.measure import Breakdown, breakdown, breakdown_by_step, breakdown_within
 from kit.timeline.record import UNKNOWN_RANK, Timeline
 
 _HEAD = ("window ms", "compute", "exposed communication", "exposed copy", "idle", "overlap")
@@ -24,6 +24,12 @@ def table_by_step(timeline: Timeline) -> Table:
     """One row for each step of each rank, with the columns of `table`."""
     rows = tuple((_rank(row), row.step, *_cells(row)) for row in breakdown_by_step(timeline))
     return Table(head=("rank", "step", *_HEAD), rows=rows, notes=timeline.notes, left=(1,))
+
+
+def table_within(timeline: Timeline, start_ns: int, end_ns: int) -> Table:
+    """One row a rank with the columns of `table`, of what lies in [start_ns, end_ns)."""
+    rows = tuple((_rank(row), *_cells(row)) for row in breakdown_within(timeline, start_ns, end_ns))
+    return Table(head=("rank", *_HEAD), rows=rows, left=())
 
 
 def _rank(row: Breakdown) -> str:

@@ -46,7 +46,10 @@ MEANINGS = {
         "process with torch; ipyparallel has no such thing, so its new engines import torch again"
     ),
     "new group": "a process group made anew in ranks that stay, and an all_reduce; kit: right after an abort",
-    "call": "a function that returns a number, on all ranks, results back",
+    "call": (
+        "a function that returns a number, on all ranks, results back; the kit sends a function that is only code "
+        "once and then its number; 'sent whole': one that names a value of the script, packed and sent in every call"
+    ),
     "tensor": "10 MB of float32; ipyparallel: the faster of a torch tensor and a numpy array, push and pull blocking",
     "raise to control": "the whole cell: the last rank raises at once, the other waits in all_reduce",
     "peer settings": str({name: value for name, value in peer.SETTINGS.items() if name != "log_level"}),
@@ -56,6 +59,14 @@ MEANINGS = {
 def trivial() -> int:
     """What a trivial call runs."""
     return 1
+
+
+NUMBER = 1
+
+
+def trivial_with_a_value() -> int:
+    """The same with a value that may have changed since the last call."""
+    return NUMBER
 
 
 def seconds_from_nothing(code: str) -> float:
@@ -115,6 +126,7 @@ def calls(ranks: Ranks, theirs: peer.Peer) -> dict[str, Figure]:
     say("calls ...")
     ways = {
         "ours": lambda: ranks.run(trivial),
+        "whole": lambda: ranks.run(trivial_with_a_value),
         "view": lambda: theirs.all.apply_sync(trivial),
         "engines": lambda: [r.get() for r in [theirs.client[k].apply_async(trivial) for k in range(WORLD_SIZE)]],
     }
@@ -123,7 +135,10 @@ def calls(ranks: Ranks, theirs: peer.Peer) -> dict[str, Figure]:
         way()
         seconds[name] += seconds_of(way, CALLS)
     best = min(seconds["view"], seconds["engines"], key=statistics.median)
-    return {"call on all ranks": against(seconds["ours"], best, peer=peer.NAME, times=40)}
+    return {
+        "call on all ranks": against(seconds["ours"], best, peer=peer.NAME, times=40),
+        "call on all ranks, function sent whole": against(seconds["whole"], best, peer=peer.NAME, times=0),
+    }
 
 
 def tensors(ranks: Ranks, theirs: peer.Peer) -> dict[str, Figure]:

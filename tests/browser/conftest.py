@@ -1,4 +1,4 @@
-"""One JupyterLab and one chromium for all browser tests: together they cost most of a minute to start.
+"""One JupyterLab for all browser tests, which takes most of a minute to start, and one chromium a file.
 
 Nothing sleeps for a fixed time; every wait has an end. Each page fails its test when a script of it
 raised or when a request left this machine.
@@ -110,8 +110,10 @@ def wait_for_server(running: Lab, server: subprocess.Popen[bytes], log: Path) ->
     pytest.fail(f"JupyterLab did not answer within {SERVER_SECONDS} s:\n{log.read_text()[-3000:]}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium(chromium_path: str) -> Iterator[Any]:
+    # Not for longer than a file: while playwright is up its event loop counts as running in this thread, and tests
+    # that come after would hand their work to a loop that stands still.
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -17,6 +17,7 @@ def pytest_collection_modifyitems(items):
 def gpu_ranks(request):
     import cloudpickle
     import small_models
+    import split_models
     import torch
 
     world_size = GROUPS[request.param]
@@ -24,7 +25,7 @@ def gpu_ranks(request):
         pytest.skip(f"{torch.cuda.device_count()} GPUs here, {request.param} needs {world_size}")
     from kit.ranks import launch
 
-    modules = [small_models, sys.modules[request.module.__name__]]
+    modules = [small_models, split_models, sys.modules[request.module.__name__]]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     with launch(world_size, backend="nccl", device="cuda") as ranks:

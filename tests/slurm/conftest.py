@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.ranks.cluster_launchers import has_ended
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scontrol", "scancel", "srun")
 CONF = """
 ClusterName=one
@@ -45,6 +47,7 @@ ReturnToService=2
 SlurmctldTimeout=30
 SlurmdTimeout=30
 KillWait=5
+OverTimeLimit=1
 MinJobAge=300
 SchedulerParameters=sched_interval=1
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
@@ -132,7 +135,7 @@ class Slurm:
     def await_end(self, number: str, *, seconds: float) -> str:
         """The state in which a job ends."""
         deadline = time.monotonic() + seconds
-        while (state := self.job(number)["JobState"]) in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING"):
+        while not has_ended(state := self.job(number)["JobState"]):
             assert time.monotonic() < deadline, self.why(f"job {number} is {state} after {seconds} s")
             time.sleep(0.2)
         return state

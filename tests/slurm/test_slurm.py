@@ -267,14 +267,27 @@ def test_a_batch_job_can_save_before_its_time_is_up(slurm: Any, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.glob("saved*")) == ["saved0", "saved1"]
 
 
-def test_slurm_itself_warns_the_ranks_before_the_limit(slurm: Any, tmp_path: Path) -> None:
-    # Slurm counts limits in minutes and may warn a minute early: here 15 s after the start at the earliest, since a
-    # warning that comes before the ranks have imported torch is lost.
+def test_a_warning_that_comes_before_any_rank_is_kept_for_them(slurm: Any, tmp_path: Path) -> None:
+    # while the job's set-up goes on; the ranks start, import torch and join only afterwards
     text = batch_script(
-        train_until_time_is_up, str(tmp_path), ranks_per_node=2, interface="lo", time_limit="2", warn_seconds=45
+        train_until_time_is_up, str(tmp_path), ranks_per_node=2, interface="lo", warn_seconds=60,
+        setup=["touch set_up", "sleep 1"],
+    )  # fmt: skip
+    job = submit(text, tmp_path)
+    await_file(tmp_path / "set_up", slurm)
+    subprocess.run(["scancel", "--batch", "--signal=USR2", job], check=True)
+    assert slurm.await_end(job, seconds=60) == "COMPLETED", output_of(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("saved*")) == ["saved0", "saved1"]
+
+
+def test_slurm_itself_warns_the_ranks_before_the_limit(slurm: Any, tmp_path: Path) -> None:
+    # Limits are counted in minutes and looked at every 30 s, when what is due until the next look is done: this warning
+    # comes within 30 s of the start, whether the ranks are ready or not.
+    text = batch_script(
+        train_until_time_is_up, str(tmp_path), ranks_per_node=2, interface="lo", time_limit="1", warn_seconds=55
     )
     job = submit(text, tmp_path)
-    assert slurm.await_end(job, seconds=140) == "COMPLETED", output_of(tmp_path)
+    assert slurm.await_end(job, seconds=100) == "COMPLETED", output_of(tmp_path)
     assert sorted(path.name for path in tmp_path.glob("saved*")) == ["saved0", "saved1"]
 
 
@@ -291,6 +304,7 @@ def test_the_warning_harms_no_script_that_does_not_listen(slurm: Any, tmp_path: 
     (tmp_path / "go").touch()
     assert slurm.await_end(job, seconds=30) == "COMPLETED", output_of(tmp_path)
     assert (tmp_path / "finished").exists()
+    assert output_of(tmp_path) == ""
 
 
 def test_a_batch_file_runs_a_script_with_its_arguments(slurm: Any, tmp_path: Path) -> None:

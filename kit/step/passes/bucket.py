@@ -8,14 +8,13 @@ A bucket of one is moved and not packed, so `max_bytes=None` still starts early.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from kit._torch import collectives
-from kit.step.passes.chains import Chain, add, chains_of, first_user, positions
+from kit.step.passes.chains import Chain, add, chains_of, first_user
 
 aten: Any = torch.ops.aten
 
@@ -31,22 +30,20 @@ def bucket_reductions(module: GraphModule, max_bytes: float | None) -> None:
         (collectives.ALL_REDUCE, _pack_all_reduce),
         (collectives.REDUCE_SCATTER, _pack_reduce_scatter),
     ):
-        place = positions(module.graph)
         chains = [chain for chain in chains_of(module, target) if chain.wait.users and not _is_of_the_loss(chain)]
-        chains.sort(key=lambda chain: place[chain.source])
-        for bucket in _buckets(chains, max_bytes, partial(_is_ready_before_read, place)):
-            pack(module, bucket, max((chain.source for chain in bucket), key=place.__getitem__))
+        chains.sort(key=lambda chain: chain.source)
+        for bucket in _buckets(chains, max_bytes, _is_ready_before_read):
+            pack(module, bucket, max(chain.source for chain in bucket))
 
 
 def bucket_gathers(module: GraphModule, max_bytes: float | None) -> None:
     """Pack all-gathers in the order of first use; each starts right before it is first read."""
-    place = positions(module.graph)
     chains = [chain for chain in chains_of(module, collectives.ALL_GATHER) if chain.wait.users]
-    chains.sort(key=lambda chain: place[first_user([chain.wait], place)])
+    chains.sort(key=lambda chain: first_user([chain.wait]))
     for bucket in _buckets(chains, max_bytes, lambda members: True):
-        reader = first_user([chain.wait for chain in bucket], place)
+        reader = first_user([chain.wait for chain in bucket])
         for chain in bucket:
-            if chain.source.op != "placeholder" and place[chain.source] > place[reader]:
+            if chain.source.op != "placeholder" and chain.source > reader:
                 reader.prepend(chain.source)  # a cast of the parameter, which every place can make
         _pack_all_gather(module, bucket, reader)
 
@@ -55,10 +52,9 @@ def _is_of_the_loss(chain: Chain) -> bool:
     return bool(chain.start.meta.get("custom", {}).get("kit_module") == "loss")
 
 
-def _is_ready_before_read(place: dict[Node, int], members: Sequence[Chain]) -> bool:
+def _is_ready_before_read(members: Sequence[Chain]) -> bool:
     """Whether the last of the members' data exists before the first of their results is read."""
-    last = max(place[chain.source] for chain in members)
-    return last < place[first_user([chain.wait for chain in members], place)]
+    return max(chain.source for chain in members) < first_user([chain.wait for chain in members])
 
 
 def _buckets(
@@ -81,8 +77,7 @@ def _buckets(
 
 def _pack_all_reduce(module: GraphModule, bucket: Sequence[Chain], ready: Node) -> None:
     graph, first = module.graph, bucket[0]
-    place = positions(graph)
-    reader = first_user([chain.wait for chain in bucket], place)
+    reader = first_user([chain.wait for chain in bucket])
     with graph.inserting_after(_last(ready, graph)):
         parts = [add(graph, aten.reshape.default, chain.source, [-1], like=chain.start) for chain in reversed(bucket)]
     _start_and_wait(module, bucket, list(reversed(parts)), reader, dim=0, extra=first.start.args[1:])
@@ -90,9 +85,8 @@ def _pack_all_reduce(module: GraphModule, bucket: Sequence[Chain], ready: Node) 
 
 def _pack_reduce_scatter(module: GraphModule, bucket: Sequence[Chain], ready: Node) -> None:
     graph, first = module.graph, bucket[0]
-    place = positions(graph)
     world_size = int(first.start.args[2])  # type: ignore[arg-type]
-    reader = first_user([chain.wait for chain in bucket], place)
+    reader = first_user([chain.wait for chain in bucket])
     with graph.inserting_after(_last(ready, graph)):
         parts = [
             add(graph, aten.reshape.default, chain.source, [world_size, -1], like=chain.start)

@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from kit._torch import collectives
+from kit.step.provenance import SENDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +39,13 @@ class Chain:
 
 
 def chains_of(module: GraphModule, target: object) -> list[Chain]:
-    """All chains of one kind of collective, in graph order."""
+    """The chains of one kind of collective that send parameters or gradients, in graph order.
+
+    What a module sends inside its forward and backward (tensor parallel) is read at once, and stays where it is.
+    """
     found = []
     for node in module.graph.nodes:
-        if node.target is target:
+        if node.target is target and SENDS in node.meta.get("custom", {}):
             waits = [user for user in node.users if user.target is collectives.WAIT]
             if len(waits) == 1 and len(node.users) == 1:
                 found.append(Chain(start=node, wait=waits[0], source=node.args[0]))
@@ -65,6 +69,6 @@ def add(graph: Graph, target: Any, *args: Any, like: Node, **kwargs: Any) -> Nod
     return node
 
 
-def first_user(nodes: Sequence[Node], place: dict[Node, int]) -> Node:
-    """The earliest node that reads any of `nodes`."""
-    return min((user for node in nodes for user in node.users), key=place.__getitem__)
+def first_user(nodes: Sequence[Node]) -> Node:
+    """The earliest node that reads any of `nodes`, as the graph is now: torch compares nodes by their order in it."""
+    return min(user for node in nodes for user in node.users)

@@ -13,12 +13,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from kit._torch import collectives
-from kit.step.passes.chains import chains_of, positions
+from kit.step.passes.chains import chains_of
 
 aten: Any = torch.ops.aten
 
 # Operators whose output is the gathered parameter in another form and costs nothing to make again.
-_FORMS = (
+FORMS = (
     aten.reshape.default,
     aten.view.default,
     aten._unsafe_view.default,
@@ -35,12 +35,12 @@ _FORMS = (
 
 def reshard_after_forward(module: GraphModule) -> None:
     """Give the backward gathers of its own."""
-    segment_of = _segments(module)
+    segment_of = segment_numbers(module)
     for chain in chains_of(module, collectives.ALL_GATHER):
         _split_users(module, [chain.start, chain.wait], segment_of, packed=chain.source)
 
 
-def _segments(module: GraphModule) -> dict[Node, int]:
+def segment_numbers(module: GraphModule) -> dict[Node, int]:
     """Number of each node's part of the step: it grows where forward turns into backward or back."""
     number, backward = 0, False
     segment_of: dict[Node, int] = {}
@@ -54,12 +54,10 @@ def _segments(module: GraphModule) -> dict[Node, int]:
 
 def _split_users(module: GraphModule, gather: list[Node], segment_of: dict[Node, int], packed: Node) -> None:
     graph = module.graph
-    place = positions(graph)
-    forms = _forms_of(gather[-1], place)
+    forms = _forms_of(gather[-1])
     own = [*([packed] if packed.op != "placeholder" else []), *gather, *forms]
     readers = {user for form in (gather[-1], *forms) for user in form.users} - set(own)
-    in_order = sorted(readers, key=place.__getitem__)
-    segments = [list(members) for _, members in groupby(in_order, key=segment_of.__getitem__)]
+    segments = [list(members) for _, members in groupby(sorted(readers), key=segment_of.__getitem__)]
     for segment in segments[1:]:
         copies: dict[Node, Node] = {}
         with graph.inserting_before(segment[0]):
@@ -77,16 +75,16 @@ def _instead(copies: dict[Node, Node], node: Node) -> Node:
     return copies.get(node, node)
 
 
-def _forms_of(wait: Node, place: dict[Node, int]) -> list[Node]:
+def _forms_of(wait: Node) -> list[Node]:
     """Views and unpackings of a gathered value, in execution order."""
     found: set[Node] = set()
     open_nodes = [wait]
     while open_nodes:
         for user in open_nodes.pop().users:
-            if user.target in _FORMS and user not in found:
+            if user.target in FORMS and user not in found:
                 found.add(user)
                 open_nodes.append(user)
-    return sorted(found, key=place.__getitem__)
+    return sorted(found)
 
 
 def _is_backward(node: Node) -> bool:

@@ -44,6 +44,15 @@ def time_limit() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_stays_the_persons_own() -> Iterator[None]:
+    """A handler of the kit that outlives its call would swallow every later Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    yield
+    after = signal.signal(signal.SIGINT, before)
+    assert after is signal.default_int_handler, f"SIGINT is answered by {after} after the test"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_process_stays() -> Iterator[None]:
     yield

@@ -289,9 +289,16 @@ def test_descriptors_and_threads_do_not_grow_over_ten_aborts(pair: Ranks) -> Non
     for _ in range(10):
         abort_and_rejoin()
     assert pair.epoch == 11
-    for (fds, threads), (fds_after, threads_after) in zip(before, held(), strict=True):
-        assert fds_after <= fds + 1
-        assert threads_after <= threads + 1
+
+    def grown() -> list[tuple[int, int]]:
+        pairs = zip(before, held(), strict=True)
+        return [(fds, more) for (fds, threads), (more, now) in pairs if more > fds + 1 or now > threads + 1]
+
+    # What the last rejoin left is closed by threads of torch and of the kit, on a loaded machine a little later.
+    end = time.monotonic() + 3.0
+    while grown() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert grown() == []
 
 
 def test_a_rank_killed_inside_a_collective_is_named_and_frees_the_other(unchecked: Ranks) -> None:
@@ -317,8 +324,6 @@ def test_collectives_of_another_kind_are_named_and_the_next_cell_works(pair: Ran
 
 
 def test_a_stop_while_the_ranks_still_rejoin(pair: Ranks) -> None:
-    if pair.engines:
-        pytest.skip("on a cluster engine the stopped rank was once lost on a loaded machine; not understood yet")
     failure_of_cell(pair, "if rank == 1: raise KeyError('gone')\ndist.barrier()", seconds=3.0)
     # The ranks were told to join anew; one that is held up keeps the others waiting for it in the new group.
     os.kill(pair.pids[1], signal.SIGSTOP)

@@ -107,12 +107,13 @@ def test_more_ranks_than_gpus_with_nccl_is_an_error_that_offers_gloo() -> None:
 
 
 def test_current_is_the_latest_group_that_is_open() -> None:
+    before = engine.current()  # a group that other tests share may be open
     with engine.launch(1) as first:
         assert engine.current() is first
         with engine.launch(1) as second:
             assert engine.current() is second
         assert engine.current() is first
-    assert engine.current() is None
+    assert engine.current() is before
 
 
 def test_a_closed_group_says_so(pair: Ranks) -> None:
@@ -168,7 +169,8 @@ def test_a_script_needs_no_main_guard_and_ends_by_itself(tmp_path: Path) -> None
         "def double(x):\n    return 2 * x\n"
         "ranks = launch(2, threads=1)\nprint(ranks.run(double, 21), *ranks.pids.values())\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # torch warns of a name server that does not answer in time; what is looked for are words of ours.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=50)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -16,15 +16,15 @@ def batch():
     return ids[:, :-1], ids[:, 1:]
 
 
-def build(strategy, layers=2, accumulation=1):
+def build(strategy, layers=1, accumulation=1):
     torch.manual_seed(0)
     model = GPT(layers=layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return compile_step(model, optimizer, next_token_loss, batch(), strategy=strategy, accumulation=accumulation)
 
 
-def graphs_and_plan(strategy, accumulation=1):
-    step = build(strategy, accumulation=accumulation)
+def graphs_and_plan(strategy, accumulation=1, layers=1):
+    step = build(strategy, layers, accumulation)
     return [stage.graph for stage in step.stages], step.plan
 
 
@@ -78,7 +78,7 @@ def test_reductions_start_before_the_backward_is_over(ranks2):
 def test_casts_and_sums_of_gradients_hold_no_reduction_back(ranks2, options):
     def reductions():
         torch.manual_seed(0)
-        model = GPT()
+        model = GPT(layers=2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         plan = compile_step(model, optimizer, next_token_loss, batch(), strategy=FSDP(bucket_mb=0.004), **options).plan
         return [send.module for send in plan.sends if send.name.startswith("reduce_scatter")]
@@ -105,7 +105,7 @@ def test_nearly_every_node_knows_its_line(ranks2):
 
 
 def test_a_backward_node_carries_the_line_of_its_forward(ranks2):
-    (graphs, _), _ = ranks2.run(graphs_and_plan, DDP())
+    (graphs, _), _ = ranks2.run(graphs_and_plan, DDP(), 1, 2)
     graph = graphs[-1]
     rows = [n for n, target in enumerate(graph.targets) if target == "aten.gelu_backward.default"]
     assert [graph.modules[n] for n in rows] == ["blocks.1", "blocks.0"]

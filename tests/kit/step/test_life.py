@@ -4,7 +4,8 @@ import threading
 import time
 
 import pytest
-from small_models import GPT, next_token_loss
+from small_models import Perceptron, next_token_loss
+from torch.distributed.checkpoint import FileSystemReader
 
 from kit.ranks import RankError
 from kit.step.strategy import DDP, FSDP
@@ -12,7 +13,7 @@ from kit.step.strategy import DDP, FSDP
 BUILD = """
 import signal, time
 torch.manual_seed(0)
-model = GPT()
+model = Perceptron()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 ids = torch.randint(0, 61, (4, 17), generator=torch.Generator().manual_seed(rank))
 batch = ids[:, :-1], ids[:, 1:]
@@ -21,7 +22,7 @@ step = kit.compile_step(model, optimizer, next_token_loss, batch, strategy=strat
 
 
 def build(ranks, strategy):
-    ranks.push(GPT=GPT, next_token_loss=next_token_loss, strategy=strategy)
+    ranks.push(Perceptron=Perceptron, next_token_loss=next_token_loss, strategy=strategy)
     ranks.execute(BUILD)
 
 
@@ -47,7 +48,7 @@ def test_shards_show_the_mesh_of_the_new_group(ranks2):
         ranks2.execute("if rank == 1: raise ValueError('broken')\ndist.all_reduce(torch.ones(1))")
     ranks2.execute("step(batch)")
     shapes = ranks2.execute("weight = model.head.weight\nweight.full_tensor().shape, len(optimizer.state)")
-    assert shapes == [((61, 16), len(list(GPT().parameters())))] * 2
+    assert shapes == [((61, 16), len(list(Perceptron().parameters())))] * 2
     assert ranks2.execute("optimizer.state[weight]['exp_avg'].full_tensor().shape") == [(61, 16)] * 2
     ranks2.execute("kit.compile_step(model, optimizer, next_token_loss, batch, strategy=strategy)(batch)")
 
@@ -69,6 +70,7 @@ def test_stop_during_training_leaves_all_ranks_at_one_step_and_training_goes_on(
 def test_an_interrupt_during_a_step_is_raised_at_its_end(ranks2):
     build(ranks2, DDP())
     ranks2.execute("""
+from dataclasses import replace
 seen = []
 def interrupted(*inputs):
     if not seen:
@@ -76,7 +78,9 @@ def interrupted(*inputs):
         signal.raise_signal(signal.SIGINT)
         seen.append("went on")
     return run(*inputs)
-run, step._run = step._run, interrupted
+first = step._variants.first
+run = first.run
+step._variants.built[0] = replace(first, run=interrupted)
 try:
     step(batch)
 except KeyboardInterrupt:
@@ -101,7 +105,7 @@ def test_a_step_over_a_mesh_of_the_user_names_the_call_that_builds_it_again(rank
     ranks2.execute("""
 from torch.distributed.device_mesh import init_device_mesh
 mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-model = GPT()
+model = Perceptron()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 step = kit.compile_step(model, optimizer, next_token_loss, batch, mesh=mesh)
 step(batch)
@@ -112,3 +116,36 @@ step(batch)
         RankError, match=r"a mesh whose process group is gone; .* call kit\.compile_step\(\.\.\., mesh=mesh\)"
     ):
         ranks2.execute("step(batch)")
+
+
+def test_ranks_stopped_at_different_steps_go_on_from_what_was_saved(ranks2, tmp_path):
+    build(ranks2, FSDP())
+    ranks2.push(path=tmp_path / "step")
+    ranks2.execute("step(batch); step.save(path); whole = [step(batch).item() for _ in range(2)]")
+    with pytest.raises(RankError):
+        ranks2.execute("if rank == 1: raise ValueError('broken')\ndist.all_reduce(torch.ones(1))")
+    ranks2.execute("if rank == 1: step._life.done += 1  # as when rank 1 alone saw the last reduction arrive")
+    with pytest.raises(RankError, match="parameters are of different steps"):
+        ranks2.execute("step.save(path)")
+    ranks2.execute("step.load(path); again = [step(batch).item() for _ in range(2)]")
+    assert ranks2.pull("again") == ranks2.pull("whole")
+    assert ranks2.pull("step.steps_done") == [3, 3]
+
+
+def test_a_step_whose_load_failed_midway_is_not_trained_on(ranks2, tmp_path):
+    build(ranks2, DDP())
+    ranks2.push(path=tmp_path / "step")
+    ranks2.execute("step.save(path); kept = step(batch).item()")
+    stored = FileSystemReader(tmp_path / "step").read_metadata().storage_data
+    place = next(place for index, place in stored.items() if index.fqn == "model.head.weight")
+    file = tmp_path / "step" / place.relative_path
+    whole = file.read_bytes()
+    end = place.offset + place.length
+    file.write_bytes(whole[: place.offset] + b"\xff" * place.length + whole[end:])  # of the right length, and wrong
+    with pytest.raises(RankError, match=r"SavedStepError: .*step could not be read \(rank "):
+        ranks2.execute("step.load(path)")
+    for call in ("step(batch)", "step.save(path)"):
+        with pytest.raises(RankError, match=r"InterruptedStepError: loading .*step failed midway: .* load again"):
+            ranks2.execute(call)
+    file.write_bytes(whole)
+    assert ranks2.execute("step.load(path)\nstep(batch).item() == kept") == [True, True]

@@ -1,22 +1,30 @@
 """Plans for ranks that do not exist, against steps that run and against schedules worked out by hand."""
 
+from dataclasses import replace
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from small_models import GPT, next_token_loss
 
+import kit
+from kit._torch import collectives
 from kit.graph.record import Graph, Kind, Phase
 from kit.step.compiled import compile_step
-from kit.step.estimate import collective_seconds, estimate
+from kit.step.estimate import MeasuredTimesError, collective_seconds, estimate
 from kit.step.hardware import Hardware, hardware_of
 from kit.step.planning import plan
+from kit.step.record import Measured
 from kit.step.strategy import DDP, FSDP, HSDP, StrategyError
 
 MACHINE = Hardware(
     name="by hand", flops_per_second=1e3, bytes_per_second=1e9, link_bytes_per_second=100.0,
     network_bytes_per_second=10.0, ranks_per_node=4, latency_seconds=0.0, sources="chosen for the arithmetic",
 )  # fmt: skip
+
+_ALL = {"precision": "bf16", "clip_norm": 1.0, "accumulation": 2}
 
 
 def batch():
@@ -32,12 +40,15 @@ def real_plan(strategy, options):
     ).plan
 
 
-@pytest.mark.parametrize("strategy", [DDP(), FSDP(bucket_mb=0.01), FSDP(bucket_mb=None)], ids=str)
 @pytest.mark.parametrize(
-    "options", [{}, {"precision": "bf16", "clip_norm": 1.0, "accumulation": 2}], ids=["plain", "all"]
+    ("strategy", "options"),
+    [(DDP(), {}), (FSDP(bucket_mb=None), {}), (DDP(), _ALL), (FSDP(bucket_mb=0.01), _ALL)],
+    ids=["ddp", "fsdp", "ddp, all options", "fsdp, all options"],
 )
 def test_a_plan_of_two_ranks_is_what_two_ranks_do(ranks2, strategy, options):
-    planned = plan(GPT, next_token_loss, batch(), world=2, strategy=strategy, **options)
+    # A plan is for a backend that has gathers in flight beside each other; gloo, which these ranks use, has not.
+    with patch.object(collectives, "gathers_may_overlap", lambda *_: False):
+        planned = plan(GPT, next_token_loss, batch(), world=2, strategy=strategy, **options)
     real = ranks2.run(real_plan, strategy, options)[0]
     assert [(s.name, s.bytes_in, s.dtype, s.phase, s.module) for s in planned.sends] == [
         (s.name, s.bytes_in, s.dtype, s.phase, s.module) for s in real.sends
@@ -45,6 +56,8 @@ def test_a_plan_of_two_ranks_is_what_two_ranks_do(ranks2, strategy, options):
     assert (planned.node_count, planned.parameter_bytes, planned.state_bytes) == (
         real.node_count, real.parameter_bytes, real.state_bytes
     )  # fmt: skip
+    assert real.check()
+    assert planned.findings == real.findings
 
 
 def test_shards_shrink_with_the_world_and_nothing_is_left_behind():
@@ -102,6 +115,79 @@ def test_two_lanes_as_worked_out_by_hand():
     assert [(s.start, s.end, s.exposed) for s in guess.spans] == [
         pytest.approx((1.0, 3.0, 1.5)), pytest.approx((3.0, 5.0, 0.0))
     ]  # fmt: skip
+    assert [(b.phase, b.start, b.end) for b in guess.compute] == [
+        ("forward", 0.0, pytest.approx(1.5)), ("waiting", pytest.approx(1.5), 3.0), ("forward", 3.0, 5.0)
+    ]  # fmt: skip
+
+
+def test_a_kernel_costs_its_start_and_attention_has_a_rate_of_its_own():
+    graph = graph_of([
+        (Kind.INPUT, "x", 0, 0, ()),
+        (Kind.COMPUTE, "aten.mm.default", 1.0, 200, (0,)),
+        (Kind.COMPUTE, "aten._scaled_dot_product_flash_attention.default", 0.1, 200, (1,)),  # 100 FLOPs
+    ])  # fmt: skip
+    machine = replace(MACHINE, kernel_seconds=0.5, attention_flops_per_second=50.0)
+    assert estimate(graph, machine, {}).compute_seconds == pytest.approx((1.0 + 0.5) + (2.0 + 0.5))
+    with pytest.raises(ValueError, match="no negative time"):
+        replace(MACHINE, kernel_seconds=-1.0)
+
+
+def test_a_fusing_executor_keeps_and_moves_less_and_an_unknown_one_is_refused():
+    by_node, joined = (plan(GPT, next_token_loss, batch(), world=2, executor=e).estimate for e in ("eager", "inductor"))
+    assert joined.peak_bytes < by_node.peak_bytes
+    assert joined.compute_seconds < by_node.compute_seconds
+    with pytest.raises(ValueError, match="executor 'tvm' is not known; expected one of 'eager'"):
+        plan(GPT, next_token_loss, batch(), world=2, executor="tvm")
+
+
+def test_measured_times_stand_in_for_modelled_ones():
+    graph = graph_of([
+        (Kind.INPUT, "x", 0, 0, ()),
+        (Kind.COMPUTE, "a", 1.0, 200, (0,)),
+        (Kind.COLLECTIVE, "_c10d_functional.all_reduce.default", 0, 200, (1,)),
+        (Kind.COMPUTE, "b", 3.0, 0, (1,)),
+        (Kind.WAIT, "wait", 0, 200, (2,)),
+    ])  # fmt: skip
+    measured = Measured(source="a stop-watch", collectives=(("all_reduce", 7.0),), compute_seconds=8.0)
+    guess = estimate(graph, MACHINE, {"g": 2}, measured)
+    # Compute of 8 s is shared out as 1 : 3, so the collective starts at 2 s and ends at 9 s.
+    assert (guess.spans[0].start, guess.spans[0].end, guess.spans[0].exposed) == pytest.approx((2.0, 9.0, 1.0))
+    assert guess.measured
+    assert guess.sources.startswith("a stop-watch; ")
+    wrong = Measured(source="a stop-watch", collectives=(("all_gather", 7.0),))
+    said = r"a stop-watch: a step with \{'all_gather': 1\} collectives was measured, this one has \{'all_reduce': 1\}"
+    with pytest.raises(MeasuredTimesError, match=said):
+        estimate(graph, MACHINE, {"g": 2}, wrong)
+
+
+def plans_of_a_real_step():
+    torch.manual_seed(0)
+    model = GPT()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = compile_step(model, optimizer, next_token_loss, batch(), strategy=FSDP(bucket_mb=0.01))
+    timeline = kit.profile(step, [batch()] * 5, warmup=2, active=3)
+    return step.plan, kit.plan_on(step, MACHINE), kit.plan_on(step, timeline=timeline)
+
+
+def test_a_compiled_step_gets_times_of_a_profile_of_itself(ranks2):
+    plain, modelled, measured = ranks2.run(plans_of_a_real_step)[0]
+    assert plain.estimate is None
+    assert len(modelled.estimate.spans) == len(measured.estimate.spans) == len(plain.sends)
+    assert modelled.estimate.hardware == "by hand"
+    guess = measured.estimate
+    assert all(span.end - span.start > 1e-6 for span in guess.spans)
+    lane = sum(block.end - block.start for block in guess.compute if block.phase != "waiting")
+    assert lane == pytest.approx(guess.compute_seconds)
+    assert sum(span.exposed for span in guess.spans) == pytest.approx(guess.exposed_seconds)
+    assert guess.seconds == pytest.approx(guess.compute_seconds + guess.exposed_seconds)
+
+
+def test_every_collective_names_what_it_carries():
+    made = plan(GPT, next_token_loss, batch(), world=16, strategy=HSDP(bucket_mb=0.01))
+    names = {name for name, _ in GPT().named_parameters()}
+    for kind, ranks in (("all_gather_into_tensor", 8), ("reduce_scatter_tensor", 8), ("all_reduce", 2)):
+        mine = [send for send in made.sends if send.name == kind and send.ranks == ranks]
+        assert {name for send in mine for name in send.parameters} - {"(loss)"} == names, kind
 
 
 @pytest.mark.parametrize(

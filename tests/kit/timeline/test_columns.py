@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from kit.timeline.columns import as_int
 from kit.timeline.error import TraceError
+from kit.timeline.exact import as_int
 from kit.timeline.read import read
 from kit.timeline.record import Category, Group, Lane
 
@@ -17,7 +17,7 @@ Write = Callable[..., Path]
     ("value", "expected"),
     [
         (7, 7), ("7", 7), ("07", 7), ("0x1f", 31), (7.0, 7), (7.5, -1), ("seven", -1), (None, -1), ([7], -1),
-        (2**70, -1), (float("nan"), -1), ("9" * 30, -1),
+        (2**70, -1), (float("nan"), -1), ("9" * 30, -1), (True, -1),
     ],
 )  # fmt: skip
 def test_ids_are_whole_numbers_however_they_are_written(value: Any, expected: int) -> None:
@@ -103,3 +103,33 @@ def test_categories_of_old_profilers_are_known(write: Write, span: Span) -> None
     assert read(write(events)).category.tolist() == [
         Category.KERNEL, Category.CPU_OP, Category.RUNTIME, Category.KERNEL, Category.OTHER,
     ]  # fmt: skip
+
+
+def test_ids_of_cuda_graphs_are_kept_and_zero_means_none(write: Write, span: Span) -> None:
+    inside = {"graph id": 5, "graph node id": 21474836481}
+    path = write(
+        [
+            span("kernel", "in a graph", 1, 1, stream=7, device=0, **inside),
+            span("kernel", "in none", 2, 1, stream=7, device=0, **dict.fromkeys(inside, 0)),
+            span("kernel", "of an old profiler", 3, 1, stream=7, device=0),
+            span("cuda_runtime", "cudaGraphLaunch", 4, 1, **inside),
+        ]
+    )
+    timeline = read(path)
+    assert timeline.cuda_graph.tolist() == [5, -1, -1, -1]
+    assert timeline.graph_node.tolist() == [21474836481, -1, -1, -1]
+
+
+def test_of_events_that_start_together_the_longer_comes_first_and_else_the_files_order_holds(
+    write: Write, span: Span
+) -> None:
+    times = [(5, 1), (2, 3), (5, 9), (2, 3), (5, 1), (1, 1), (2, 8)]
+    timeline = read(write([span("cpu_op", f"{row}", ts, dur) for row, (ts, dur) in enumerate(times)]))
+    rows = sorted(range(len(times)), key=lambda row: (times[row][0], -times[row][1], row))
+    assert [int(timeline.strings[name]) for name in timeline.name] == rows
+
+
+def test_a_time_too_late_for_a_float_counts_only_on_a_span(write: Write, span: Span) -> None:
+    arrow = {"ph": "s", "id": 1, "pid": 1, "tid": 1, "ts": 1712195495502094.5, "cat": "ac2g", "name": "ac2g"}
+    timeline = read(write([span("cpu_op", "a", 1.5, 1), arrow, span("cpu_op", "b", 8796093022207.999, 1)]))
+    assert (timeline.start_ns - timeline.parts[0].base_ns).tolist() == [1500, 8796093022207999]

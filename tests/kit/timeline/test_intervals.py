@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.timeline import intervals
 from kit.timeline.intervals import Spans, clip, intersect, join, length, subtract, union
 
 INTERVALS = st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 9)), max_size=12)
@@ -48,3 +49,16 @@ def test_clip_keeps_the_points_inside(intervals: list[tuple[int, int]], start: i
 def test_lengths_beyond_the_range_of_exact_floats_are_exact() -> None:
     start = np.array([2**60, 2**60 + 1], np.int64)
     assert length(union(start, start + 2**60 + 1)) == 2**60 + 2
+
+
+def test_covered_is_the_length_of_each_query_inside_a_union() -> None:
+    dice = np.random.default_rng(3)
+    edges = np.sort(dice.choice(200, 20, replace=False)).astype(np.int64)
+    spans = (edges[::2], edges[1::2])
+    inside = np.zeros(220, np.int64)
+    for begin, end in zip(*spans, strict=True):
+        inside[begin:end] = 1
+    start, end = dice.integers(0, 200, 300), dice.integers(0, 220, 300)
+    found = intervals.covered(spans, start, end)
+    assert found.tolist() == [int(inside[a:b].sum()) if b > a else 0 for a, b in zip(start, end, strict=True)]
+    assert intervals.covered((spans[0][:0], spans[1][:0]), start, end).sum() == 0

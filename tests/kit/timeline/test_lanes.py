@@ -2,12 +2,14 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kit.timeline.activity import activity
 from kit.timeline.intervals import union
 from kit.timeline.lanes import MOST_RECTANGLES, coalesce, lanes, to_png, to_svg
 from kit.timeline.read import read
@@ -106,3 +108,25 @@ def test_drawing_needs_neither_pyplot_nor_torch(data: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_recorded_memory_has_a_lane_with_its_peak(ddp: Timeline) -> None:
+    begun = min(activity(ddp, rank).start_ns for rank in ddp.ranks)
+    allocated = np.array([1, 3, 2, 9, 4], np.int64) * 2**20
+    recorded = replace(
+        ddp, memory_rank=np.array([0, 0, 0, 0, 1]), memory_device=np.array([0, 0, 0, -1, -1]),
+        memory_lane=np.zeros(5, np.int64), memory_at_ns=begun + np.array([-3, 5, 10, 5, 7], np.int64) * 1_000_000,
+        memory_changed_bytes=allocated, memory_allocated_bytes=allocated, memory_reserved_bytes=allocated,
+    )  # fmt: skip
+    shown = texts(lanes(recorded))
+    assert shown[:5] == ["rank 0  compute", "communication", "copy", "idle", "memory"]
+    assert [text for text in shown if text.endswith(" MiB")] == ["cpu: 9.0 MiB", "cpu: 4.0 MiB"]  # the larger peak
+    alone = lanes(replace(recorded, memory_rank=np.array([0, 0, 0, 1, 1])))
+    assert "device 0: 3.0 MiB" in texts(alone)
+    curve = next(line for line in alone.axes[0].lines if len(line.get_xdata()) == 4)
+    assert curve.get_xdata()[:3] == pytest.approx([0.0, 5.0, 10.0])  # what was there before stands at the beginning
+    assert np.diff(curve.get_ydata()) == pytest.approx([0.8 * 2 / 3, -0.8 / 3, 0.0])
+
+
+def test_without_memory_there_is_no_lane_for_it(ddp: Timeline) -> None:
+    assert "memory" not in texts(lanes(ddp))

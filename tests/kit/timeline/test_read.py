@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit import progress
+from kit.archive import save
 from kit.timeline.error import TraceError
 from kit.timeline.measure import breakdown
 from kit.timeline.read import read
@@ -37,11 +38,57 @@ def test_a_broken_trace_in_a_folder_is_an_error_and_no_stranger(write: Write, sp
         read(path.parent)
 
 
+def test_what_fits_no_rank_of_a_folder_is_named_and_left_out_when_asked(write: Write, span: Span) -> None:
+    for rank, name in ((0, "a.json"), (0, "b.json"), (None, "c.json"), (1, "d.json")):
+        path = write([span("kernel", "k", 1, 1)], rank=rank, name=name)
+    with pytest.raises(TraceError, match="rank is unknown"):
+        read(path.parent)
+    timeline = read(path.parent, strict=False)
+    assert [Path(source).name for source in timeline.sources] == ["a.json", "d.json"]
+    left = [note.removeprefix("left out: ") for note in timeline.notes if note.startswith("left out")]
+    assert left == [
+        f"{path.parent / 'b.json'}: rank 0 was already read from {path.parent / 'a.json'}",
+        f"{path.parent / 'c.json'}: its rank is unknown; name it rankN",
+    ]
+
+
+def test_dumps_and_logs_beside_traces_are_named_with_the_call_that_reads_them(
+    write: Write, span: Span, shared_data: Path
+) -> None:
+    folder = write([span("kernel", "k", 1, 1)]).parent
+    dumps = shared_data / "debug_logs" / "flight_recorder_gloo_missing"
+    for name in ("rank0.pkl", "rank0.dump_json.json", "rank0.from_pickle.json"):
+        (folder / name).write_bytes((dumps / name).read_bytes())
+    notes = [note for note in read(folder).notes if note.startswith("left out")]
+    assert len(notes) == 3
+    assert all("kit.read_log reads" in note for note in notes)
+    with pytest.raises(TraceError, match=r"rank0\.pkl: is a flight-recorder dump or another pickle, no trace"):
+        read(folder / "rank0.pkl")
+
+
+def test_an_export_of_nsight_and_a_trace_share_a_folder(write: Write, span: Span, shared_data: Path) -> None:
+    folder = write([span("kernel", "k", 1, 1)], rank=0).parent
+    export = shared_data / "public" / "nsys" / "rtx3060_2025_5.sqlite.gz"
+    (folder / "rank1.sqlite.gz").write_bytes(export.read_bytes())
+    assert read(folder).ranks == (0, 1)
+
+
 def test_a_folder_without_a_trace_and_a_path_that_is_not_there_say_so(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="none of its 0 files is a trace"):
         read(tmp_path)
     with pytest.raises(TraceError, match=r"gone\.json: no such file or folder"):
         read(tmp_path / "gone.json")
+    with pytest.raises(TraceError, match=r"aaa: cannot be opened .* expected a trace in JSON"):
+        read("a" * 5000)
+    for what in (None, 5, b"rank0.json", [None]):
+        with pytest.raises(TypeError, match=r"got .*, expected a path, several, or a folder"):
+            read(what)  # type: ignore[arg-type]
+
+
+def test_a_saved_record_is_named_with_the_call_that_reads_it(tmp_path: Path, write: Write, span: Span) -> None:
+    saved = save(read(write([span("cpu_op", "a", 0, 1)])), tmp_path / "t.kit")
+    with pytest.raises(TraceError, match=r"t\.kit: is a zip archive, no trace; kit\.load reads what kit\.save wrote"):
+        read(saved)
 
 
 def test_two_files_of_one_rank_are_refused_with_both_names(data: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kit.archive import ArchiveError, load, save
 from kit.timeline.read import read
-from kit.timeline.record import COLUMNS, Timeline
+from kit.timeline.record import COLUMNS, MEMORY_COLUMNS, Timeline
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def pair(data: Path) -> Timeline:
 def assert_same(left: Timeline, right: Timeline) -> None:
     for field in dataclasses.fields(Timeline):
         a, b = getattr(left, field.name), getattr(right, field.name)
-        if field.name in COLUMNS:
+        if field.name in (*COLUMNS, *MEMORY_COLUMNS):
             assert a.dtype == b.dtype
             assert a.tolist() == b.tolist()
         else:

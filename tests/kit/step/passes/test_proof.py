@@ -74,3 +74,98 @@ def test_bucketing_reduces_every_element_once(ranks2, strategy):
     for before, after in ranks2.run(counts, strategy):
         assert before == after
         assert sum(n for (name, *_), n in after.items() if "default" in name) >= elements
+
+
+def compile_with_a_wrong_pass():
+    from dataclasses import replace
+
+    import kit.step.lower as lower
+
+    right = lower.changes_of
+
+    def doubles(module):
+        node = next(n for n in module.graph.nodes if str(n.target) == "aten.gelu.default")
+        with module.graph.inserting_after(node):
+            twice = module.graph.call_function(torch.ops.aten.mul.Tensor, (node, 2.0))
+        twice.meta = dict(node.meta)
+        node.replace_all_uses_with(twice, delete_user_cb=lambda user: user is not twice)
+
+    def with_wrong(*args, **options):
+        prune, *others = right(*args, **options)
+        return [replace(prune, name="double", run=doubles), *others]
+
+    lower.changes_of = with_wrong
+    try:
+        torch.manual_seed(0)
+        model = GPT()
+        ids = torch.randint(0, 61, (4, 17), generator=torch.Generator().manual_seed(0))
+        batch = ids[:, :-1], ids[:, 1:]
+        expected = next_token_loss(model, batch).item()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = compile_step(model, optimizer, next_token_loss, batch, strategy=FSDP(bucket_mb=0.01))
+    finally:
+        lower.changes_of = right
+    return step.plan, step(batch).item(), expected, [stage.name for stage in step.stages if stage.failure]
+
+
+def test_a_pass_that_computes_something_else_is_left_out_and_named_and_the_step_trains_without_it(ranks2):
+    for plan, loss, expected, failed in ranks2.run(compile_with_a_wrong_pass):
+        assert failed == ["double"]
+        assert plan.undone[0].startswith("pass 'double' was undone: on the same tensors result 0 differs by ")
+        assert plan.passes == (
+            "remove dead code", "hoist preparations", "bucket reductions", "bucket gathers", "reshard after forward",
+            "start gathers early", "wait before next gather",
+        )  # fmt: skip
+        assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def compile_with_a_pass_that_fails_on_one_rank():
+    import torch.distributed as dist
+
+    import kit.step.lower as lower
+    from kit.step.passes.choice import Change
+
+    right = lower.changes_of
+
+    def fails_on_rank_1(module):
+        if dist.get_rank() == 1:
+            raise RuntimeError("not here")
+
+    lower.changes_of = lambda *args, **options: [
+        Change(name="here only", run=fails_on_rank_1),
+        *right(*args, **options),
+    ]
+    try:
+        return undone_by_default(DDP(), {})
+    finally:
+        lower.changes_of = right
+
+
+def test_a_pass_that_fails_on_one_rank_is_left_out_by_all(ranks2):
+    assert ranks2.run(compile_with_a_pass_that_fails_on_one_rank) == [
+        ("pass 'here only' was undone: it failed its proof on another rank",),
+        ("pass 'here only' failed and was undone: RuntimeError: not here",),
+    ]
+
+
+def undone_by_default(strategy, options):
+    model = GPT()
+    ids = torch.randint(0, 61, (4, 17))
+    step = compile_step(
+        model, torch.optim.AdamW(model.parameters()), next_token_loss, (ids[:, :-1], ids[:, 1:]),
+        strategy=strategy, check_values=True, **options,
+    )  # fmt: skip
+    return step.plan.undone
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        (DDP(bucket_mb=0.005), {"clip_norm": 1.0}),
+        (FSDP(bucket_mb=0.01), {"accumulation": 2, "precision": "bf16"}),
+        (FSDP(bucket_mb=None), {"checkpointing": "blocks.*"}),
+    ],
+    ids=str,
+)
+def test_the_kits_own_passes_hold_their_proof_on_real_tensors(ranks2, strategy, options):
+    assert ranks2.run(undone_by_default, strategy, options) == [(), ()]

@@ -1,0 +1,73 @@
+"""What runs a graph, for those who look at a profile of it: the graph, and what Inductor made of it.
+
+A graph that is run node by node has no such text: there each node is one call. Nodes are described by the graph's
+record: line, module and the price of the work that a kernel does for them.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kit._torch.executors import texts_of
+from kit._torch.inductor_output import CompiledText
+from kit.graph.record import Graph, Kind
+from kit.graph.region import region_cost, rows_named
+from kit.step.cuda_graph import CudaGraphRun
+
+_NO_WORK = (Kind.INPUT, Kind.CONSTANT, Kind.GETITEM, Kind.OUTPUT)
+
+NODE_BY_NODE = (
+    "the graph runs node by node (no Inductor text): its operators are matched by name and order inside each step"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWork:
+    """Nodes that one kernel does the work of, in order of the graph; lines and modules each once."""
+
+    nodes: tuple[str, ...]
+    lines: tuple[str, ...]
+    modules: tuple[str, ...]
+    bytes_read: int
+    bytes_written: int
+    flops: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CompiledGraph:
+    """A graph that runs and what Inductor made of it; `texts` is () when it runs node by node or did not run yet."""
+
+    graph: Graph
+    texts: tuple[CompiledText, ...]
+
+    def calls(self) -> tuple[tuple[str, str], ...]:
+        """(operator, node) of what runs node by node, in order: `("aten.mm.default", "mm_3")`."""
+        rows = zip(self.graph.targets, self.graph.names, self.graph.kinds, strict=True)
+        return tuple((target, name) for target, name, kind in rows if kind not in _NO_WORK)
+
+    def work_of(self, names: Collection[str], made_before: Collection[str]) -> NodeWork:
+        """The nodes of these names; those of `made_before` are computed again and not written twice.
+
+        Views do no work, so their lines count only where there is nothing else. A node of no module, such as the
+        optimizer's, has its phase there, `(optimizer)`. Unknown names are left out.
+        """
+        graph = self.graph
+        rows = rows_named(graph, names)
+        cost = region_cost(graph, rows, made_before=set(rows_named(graph, made_before)))
+        working = [row for row in rows if graph.kinds[row] not in (Kind.VIEW, Kind.GETITEM)] or rows
+        return NodeWork(
+            nodes=tuple(graph.names[row] for row in rows),
+            lines=_once(graph.sources[row] for row in working),
+            modules=_once(graph.modules[row] or f"({graph.phases[row]})" for row in working),
+            bytes_read=cost.bytes_read, bytes_written=cost.bytes_written, flops=cost.flops,
+        )  # fmt: skip
+
+
+def compiled_graph(graph: Graph, run: Callable[..., Any]) -> CompiledGraph:
+    """A graph and what runs it."""
+    inner = run.run if isinstance(run, CudaGraphRun) else run
+    return CompiledGraph(graph=graph, texts=texts_of(inner))
+
+
+def _once(words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word for word in words if word))
