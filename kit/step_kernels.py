@@ -5,6 +5,7 @@ and finds the kernels in a profile. Verbs of their own file, as `verbs` is long.
 """
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ from kit.timeline.origins import (
 )
 from kit.timeline.record import Timeline
 from kit.timeline.rows import Measured
+
+# Inductor names no node of a kernel that fuses several operators over lists of tensors (an optimizer's `_foreach_`
+# ones): theirs are those that no other kernel does.
+_LISTS = "triton_for_"
 
 
 def attribute(
@@ -97,7 +102,17 @@ def _graphs(compiled: CompiledGraph) -> Iterator[GraphOrigins]:
 
     for text in compiled.texts:
         found = origins_of_text(text.code, key=text.key, nodes_of=text.nodes_of, stacks_of=text.stacks_of)
-        yield resolved(found, described)
+        lists = [number for number, call in enumerate(found.calls) if not call.nodes and call.kernel.startswith(_LISTS)]
+        named = {name for call in found.calls for name in call.nodes}
+        found = _given(found, lists, nodes=compiled.foreach_beyond(named))
+        found = resolved(found, described)
+        # Which of several did how much of the lists is not known.
+        yield found if len(lists) < 2 else _given(found, lists, bytes_read=-1, bytes_written=-1, flops=-1.0)
     if not compiled.texts:
         calls = tuple(Origin(kernel=operator, nodes=(node,)) for operator, node in compiled.calls())
         yield resolved(GraphOrigins(keys=(), calls=calls), described)
+
+
+def _given(graph: GraphOrigins, numbers: Collection[int], **fields: Any) -> GraphOrigins:
+    calls = (replace(call, **fields) if n in numbers else call for n, call in enumerate(graph.calls))
+    return replace(graph, calls=tuple(calls))

@@ -29,11 +29,14 @@ def region_cost(graph: Graph, rows: Collection[int], *, made_before: Collection[
     """The cost of the nodes `rows` run as one kernel.
 
     A lookup reads of its table as much as it returns. `made_before`: rows whose values an earlier kernel wrote and
-    this one computes again; they are not written twice.
+    this one computes again; they are not written twice. Of those, a product (what has operations) is not computed
+    again: a compiler splits it into a library's kernel and an end, such as the bias, that it fuses with what follows.
+    The end reads the product.
     """
     inside = set(rows)
-    read = {}
-    for row in inside:
+    ends = {row for row in inside & set(made_before) if graph.flops[row]}
+    read = {_value(graph, owner): size for row in ends for owner, size in _made(graph, row)}
+    for row in inside - ends:
         if graph.kinds[row] in _THROUGH:
             continue
         inputs = [int(source) for source in graph.edge_from[graph.edge_to == row]]
@@ -52,7 +55,9 @@ def region_cost(graph: Graph, rows: Collection[int], *, made_before: Collection[
             if _is_read_outside(graph, owner, inside):
                 written[_value(graph, owner)] = size
     written |= _in_place(graph, inside)
-    flops = float(graph.flops[sorted(inside)].sum()) if inside else 0.0
+    if ends and not written:  # nothing but ends: each is written in its product's place
+        written = dict(read)
+    flops = float(graph.flops[sorted(inside - ends)].sum()) if inside else 0.0
     return RegionCost(bytes_read=sum(read.values()), bytes_written=sum(written.values()), flops=flops)
 
 

@@ -112,7 +112,8 @@ class Calls:
         number = self._state.joining
         if number is None:
             return
-        outcome = gather(self._state, number, self._state.living, timeout=JOIN_SECONDS)
+        joiners = self._state.joiners or self._state.living
+        outcome = gather(self._state, number, joiners, timeout=JOIN_SECONDS)
         self._state.joining = None
         if outcome.failures or outcome.reason:
             note = self._settle(outcome)

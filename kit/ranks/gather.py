@@ -62,6 +62,7 @@ def gather(
     waiting = _Waiting(state, number, ranks, timeout, call)
     try:
         state.output.someone_waits = True
+        waiting.bury_the_dead()
         while waiting.pending:
             waiting.step()
         state.output.drain_all(state.sink)
@@ -95,6 +96,12 @@ class _Waiting:
         """The command is over: say so to those who watch."""
         if self._reporter is not None:
             self._reporter.end(failed=bool(self._failures))
+
+    def bury_the_dead(self) -> None:
+        """Take those that were seen to end before this wait began, whose end is not heard again."""
+        for rank in sorted(self.pending):
+            if self._state.processes[rank].exit_code is not None:
+                self._bury(rank)
 
     def step(self) -> None:
         """Wait for whatever comes first and act on it."""

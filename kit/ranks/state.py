@@ -49,6 +49,7 @@ class GroupState:
         self._aborted = -2  # the latest epoch that was aborted
         self.epoch = -1  # the first join begins epoch 0
         self.joining: int | None = None  # number of a JOIN or LEAVE whose answers have not been read
+        self.joiners: tuple[int, ...] = ()  # who was told to JOIN: one that has died since keeps the others waiting
         self.closed = False
         self.stop_requested = False
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -135,11 +136,13 @@ class GroupState:
         if self._aborted != self.epoch:  # nothing ended this epoch: let the watchdogs go on to the next one
             self.store.set(f"abort/{self.epoch}", "")
         self.epoch += 1
-        self.joining = self.send(self.processes, Kind.JOIN)
+        self.joiners = tuple(self.processes)
+        self.joining = self.send(self.joiners, Kind.JOIN)
 
     def begin_leave(self) -> None:
         """Have the living ranks be without a group in the next epoch, since a rank is missing."""
         self.epoch += 1
+        self.joiners = ()  # nobody waits for another one to leave
         self.joining = self.send(self.living, Kind.LEAVE)
 
     def in_step(self) -> bool:

@@ -45,11 +45,16 @@ class CompiledGraph:
         rows = zip(self.graph.targets, self.graph.names, self.graph.kinds, strict=True)
         return tuple((target, name) for target, name, kind in rows if kind not in _NO_WORK)
 
+    def foreach_beyond(self, named: Collection[str]) -> tuple[str, ...]:
+        """The operators over lists of tensors (`_foreach_mul_`) that are not among the named nodes."""
+        rows = zip(self.graph.names, self.graph.targets, strict=True)
+        return tuple(name for name, target in rows if target.startswith("aten._foreach_") and name not in named)
+
     def work_of(self, names: Collection[str], made_before: Collection[str]) -> NodeWork:
         """The nodes of these names; those of `made_before` are computed again and not written twice.
 
         Views do no work, so their lines count only where there is nothing else. A node of no module, such as the
-        optimizer's, has its phase there, `(optimizer)`. Unknown names are left out.
+        optimizer's, has its phase there, `(optimizer)`. Unknown names are left out; without any nothing is priced (-1).
         """
         graph = self.graph
         rows = rows_named(graph, names)
@@ -59,7 +64,8 @@ class CompiledGraph:
             nodes=tuple(graph.names[row] for row in rows),
             lines=_once(graph.sources[row] for row in working),
             modules=_once(graph.modules[row] or f"({graph.phases[row]})" for row in working),
-            bytes_read=cost.bytes_read, bytes_written=cost.bytes_written, flops=cost.flops,
+            bytes_read=cost.bytes_read if rows else -1, bytes_written=cost.bytes_written if rows else -1,
+            flops=cost.flops if rows else -1.0,
         )  # fmt: skip
 
 

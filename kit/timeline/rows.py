@@ -62,15 +62,21 @@ class Measured(Generic[Row]):
 
 
 def table(measured: Measured[Any], *, most: int = MOST_SHOWN) -> Table:
-    """The first `most` rows as text; the notes say how many are not shown."""
-    names = _fields(measured)
+    """The first `most` rows as text; the notes say how many are not shown, and which columns no row has a value for."""
+    every = _fields(measured)
+    names = [name for name in every if any(getattr(row, name) not in (None, "") for row in measured.rows)]
     head = (*measured.by, *(_title(name) for name in names))
     cells = tuple(
-        tuple(cell(name, value) for name, value in zip((*measured.by, *names), _values(measured, row), strict=True))
+        (
+            *(cell(part, value) for part, value in zip(measured.by, row.key if measured.by else (), strict=True)),
+            *(cell(name, getattr(row, name)) for name in names),
+        )
         for row in measured.rows[:most]
     )
     more = len(measured.rows) - most
     notes = (*measured.notes, *((f"{more} more rows are not shown",) if more > 0 else ()))
+    if len(names) < len(every):
+        notes = (*notes, "not known here: " + ", ".join(_title(name) for name in every if name not in names))
     if not measured.rows and not notes:
         notes = (f"no {measured.name} in this timeline",)
     first = measured.rows[0] if measured.rows else None

@@ -27,13 +27,12 @@ def profiled(executor):
         model, torch.optim.AdamW(model.parameters()), next_token_loss, batch, strategy="ddp", executor=executor
     )
     timeline = kit.profile(step, [batch] * (6 + ACTIVE), warmup=6, active=ACTIVE)
-    table = kit.attribute(timeline, step, hardware="h200", artifacts=cache_dir())
-    return timeline, kit.kernel_origins(step), table
+    return timeline, kit.attribute(timeline, step, hardware="h200", artifacts=cache_dir()), step.compiled_graphs
 
 
 @pytest.fixture(scope="module", params=["inductor", "cuda_graph"])
 def found(request, gpu_ranks):
-    return request.param, gpu_ranks.world_size, *gpu_ranks.run(profiled, request.param)[0]
+    return request.param, gpu_ranks.world_size, *gpu_ranks.run(profiled, request.param)[0][:2]
 
 
 def measured_ns(timeline):
@@ -47,7 +46,7 @@ def measured_ns(timeline):
 
 
 def test_every_triton_kernel_of_a_live_step_is_attributed_with_all_its_time(found):
-    _, ranks, timeline, _, table = found
+    _, ranks, timeline, table = found
     measured = measured_ns(timeline)
     ours = {}
     for row in table:
@@ -60,11 +59,15 @@ def test_every_triton_kernel_of_a_live_step_is_attributed_with_all_its_time(foun
 
 
 def test_they_lead_to_nodes_and_the_users_lines(found):
-    _, _, _, _, table = found
+    _, _, _, table = found
     lines, first = inspect.getsourcelines(Block.forward)
     number, code = next((first + n, line.strip()) for n, line in enumerate(lines) if "F.gelu" in line)
     triton = [row for row in table if row.kernel.startswith("triton_")]
-    assert all(row.nodes and row.moved_bytes > 0 for row in triton)
+    assert all(row.nodes for row in triton)
+    # Of several kernels over lists nobody knows which did what; a product is a library's, not of what its bias is in.
+    fused = [row for row in triton if not row.kernel.startswith("triton_for_")]
+    assert all(row.moved_bytes > 0 and row.tflops == 0 for row in fused)
+    assert all(row.module == "(optimizer)" for row in triton if row.kernel.startswith("triton_for_"))
     gelu = [row for row in triton if "gelu" in row.kernel]
     assert gelu
     assert all(row.line.startswith(f"small_models.py:{number}: {code}") for row in gelu)
@@ -72,7 +75,7 @@ def test_they_lead_to_nodes_and_the_users_lines(found):
 
 
 def test_matrix_products_of_an_eager_launch_are_found_with_what_they_achieve(found):
-    executor, _, _, _, table = found
+    executor, _, _, table = found
     products = [row for row in table if row.kernel.startswith("extern_kernels.")]
     if executor == "cuda_graph":  # a replay has no ranges: a library's kernel does not say which call it is
         assert not products
@@ -84,8 +87,8 @@ def test_matrix_products_of_an_eager_launch_are_found_with_what_they_achieve(fou
 
 
 def test_triton_kernels_carry_their_registers_and_instructions(found):
-    _, _, _, _, table = found
+    _, _, _, table = found
     triton = [row for row in table if row.kernel.startswith("triton_")]
     known = [row for row in triton if row.registers is not None]
     assert len(known) > len(triton) / 2  # a kernel compiled in several ways, none of them kept, is left out
-    assert all(16 <= row.registers <= 255 and row.instructions for row in known)
+    assert all(8 <= row.registers <= 255 and row.instructions for row in known)

@@ -54,3 +54,16 @@ def test_items_of_a_tuple_are_written_by_its_maker_and_changes_in_place_too():
     changed = record_of(lambda x: x.add_(1), torch.randn(8, 16))
     assert cost(changed, "add_") == (512, 512, 0)
     assert cost(graph, "unknown") == (0, 0, 0)
+
+
+def test_a_product_split_from_its_bias_is_computed_once_and_read_by_what_the_bias_is_fused_with():
+    def net(bias, x, w):
+        wide = torch.addmm(bias, x, w)
+        return torch.relu(wide), wide + 1
+
+    graph = record_of(net, torch.randn(4), torch.randn(8, 16), torch.randn(16, 4))
+    read, out = (4 + 8 * 16 + 16 * 4) * 4, 8 * 4 * 4
+    assert cost(graph, "addmm") == (read, out, 2 * 8 * 16 * 4)
+    assert cost(graph, "addmm", "relu", before=["addmm"]) == (out, out, 0)
+    assert cost(graph, "addmm", before=["addmm"]) == (out, out, 0)
+    assert cost(graph, "addmm", "relu") == (read, 2 * out, 2 * 8 * 16 * 4)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -96,3 +97,19 @@ def test_the_sentence_counts_names_beyond_twelve() -> None:
         "ranks 0, 1 were started anew in 0.04 s; all ranks are joined (epoch 3). Lost there: n00, n01, n02, n03, n04, "
         "n05, n06, n07, n08, n09, n10, n11 and 2 more names. Run the cells that make them again."
     )
+
+
+def test_a_rank_seen_dead_before_the_answers_to_a_join_are_read_keeps_nobody_waiting(pair: Ranks) -> None:
+    state = pair._calls._state
+    pair.execute("kept = 10 + rank")
+    os.kill(pair.pids[1], signal.SIGKILL)
+    while 1 in pair.alive:
+        time.sleep(0.01)
+    state.begin_join()  # as after a failed cell, when a rank dies between that and the next call
+    begun = time.monotonic()
+    with pytest.raises(RankError, match="rank 1"):
+        pair.execute(SUM)
+    assert time.monotonic() - begun < 20.0  # the other one alone would wait for 60
+    pair.replace(1)
+    assert pair.pull("kept", rank=0) == 10
+    assert pair.execute(SUM) == [2.0, 2.0]

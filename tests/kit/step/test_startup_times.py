@@ -35,7 +35,7 @@ def test_every_way_is_measured_and_trains_the_same(ranks2):
     eager, lazy, whole, compiled = found.starts
     assert eager.loss == pytest.approx(whole.loss, rel=1e-5) == pytest.approx(compiled.loss, rel=1e-5)
     assert lazy.first_seconds > 3 * lazy.steady_seconds  # it compiles in its first step
-    assert whole.build_seconds > eager.build_seconds  # it traces when it is built
+    assert whole.build_seconds > 10 * whole.steady_seconds  # it traces when it is built
 
 
 def test_fsdp2_is_the_peer_of_fsdp_and_what_cannot_be_had_says_why(ranks2, tmp_path):
