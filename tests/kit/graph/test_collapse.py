@@ -53,7 +53,7 @@ def _wild(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(wild=_wild(), limit=st.integers(8, 16))
 def test_any_graph_collapses_without_a_cycle_and_within_the_limit(
     make_graph: Callable[..., Graph], wild: dict[str, Any], limit: int
@@ -66,7 +66,7 @@ def test_any_graph_collapses_without_a_cycle_and_within_the_limit(
     assert [number < 0 for number in shown.group] == [kind in hidden for kind in graph.kinds]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(wild=_wild())
 def test_communication_and_computation_never_share_a_node(
     make_graph: Callable[..., Graph], wild: dict[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.graph.layout import lay_out, layers
@@ -33,7 +33,6 @@ def test_a_layer_is_the_longest_path(drawn: tuple[int, list[tuple[int, int]]]) -
     assert layers(n, ends[:, 0], ends[:, 1]).tolist() == [_longest(node, edges) for node in range(n)]
 
 
-@settings(deadline=None)
 @given(drawn=_edges(), data=st.data())
 def test_no_two_nodes_overlap_and_all_stand_inside_their_lane(
     make_graph: Callable[..., Graph], drawn: tuple[int, list[tuple[int, int]]], data: st.DataObject

@@ -45,7 +45,7 @@ def _graphs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(given_graph=_graphs())
 def test_the_curve_equals_a_brute_force_over_storages(
     make_graph: Callable[..., Graph], given_graph: dict[str, Any]

@@ -45,7 +45,7 @@ def _joined(n: int, edges: list[tuple[int, int]], keys: list[int]) -> list[int]:
     return result
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(keyed=_keyed())
 def test_segments_run_in_their_order_and_keep_keys_apart(keyed: tuple[int, list[tuple[int, int]], list[int]]) -> None:
     n, edges, keys = keyed
@@ -54,7 +54,7 @@ def test_segments_run_in_their_order_and_keep_keys_apart(keyed: tuple[int, list[
     assert all(keys[i] == keys[j] for i in range(n) for j in range(n) if group[i] == group[j])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(keyed=_keyed())
 def test_joined_segments_have_no_cycle_and_cannot_be_joined_further_in_a_row(
     keyed: tuple[int, list[tuple[int, int]], list[int]],

@@ -177,9 +177,7 @@ FILE = st.fixed_dictionaries(
         "baseTimeNanoseconds": ANYTHING,
     },
 )
-QUIET = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+QUIET = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def read_or_refuse(path: Path) -> None:
