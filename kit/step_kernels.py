@@ -4,6 +4,7 @@ Ties two rooms that do not know each other: `step` has graphs and what Inductor 
 and finds the kernels in a profile. Verbs of their own file, as `verbs` is long.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -89,12 +90,15 @@ def _origins(step: CompiledStep | DistributedGraphModule) -> KernelOrigins:
         )
     compiled = step.compiled_graphs
     notes = (NODE_BY_NODE,) if any(not one.texts for one in compiled) else ()
-    return KernelOrigins(graphs=tuple(graph for one in compiled for graph in _graphs(one)), notes=notes)
+    return KernelOrigins(graphs=tuple(graph for one in compiled for graph in graph_origins(one)), notes=notes)
 
 
-def _graphs(compiled: CompiledGraph) -> Iterator[GraphOrigins]:
+def graph_origins(compiled: CompiledGraph) -> Iterator[GraphOrigins]:
+    """The calls of each text that Inductor made of a graph, or of the graph itself where it runs node by node."""
+    shared: set[str] = set()
+
     def described(call: Origin, before: Collection[str]) -> Origin:
-        work = compiled.work_of(call.nodes, before)
+        work = compiled.work_of(call.nodes, before, shared)
         return Origin(
             kernel=call.kernel, nodes=work.nodes, lines=work.lines, modules=work.modules,
             bytes_read=work.bytes_read, bytes_written=work.bytes_written, flops=work.flops,
@@ -105,6 +109,8 @@ def _graphs(compiled: CompiledGraph) -> Iterator[GraphOrigins]:
         lists = [number for number, call in enumerate(found.calls) if not call.nodes and call.kernel.startswith(_LISTS)]
         named = {name for call in found.calls for name in call.nodes}
         found = _given(found, lists, nodes=compiled.foreach_beyond(named))
+        times = Counter(name for call in found.calls for name in set(call.nodes))
+        shared = {name for name, count in times.items() if count > 1}
         found = resolved(found, described)
         # Which of several did how much of the lists is not known.
         yield found if len(lists) < 2 else _given(found, lists, bytes_read=-1, bytes_written=-1, flops=-1.0)

@@ -4,6 +4,7 @@ After an aborted epoch the ranks are told to join the next one at once, but thei
 the person gets control back without waiting for it.
 """
 
+import contextlib
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -118,6 +119,12 @@ class Calls:
         if outcome.failures or outcome.reason:
             note = self._settle(outcome)
             _raise_failures(outcome, [], note=note, timeout=JOIN_SECONDS)
+
+    def finish_join_before_renewal(self) -> None:
+        """Read the answers to a join that was begun; who died in it is told by who is to be started anew."""
+        with contextlib.suppress(RankError):
+            self.finish_join()
+        self.finish_join()  # the others have left since
 
     def require_open(self) -> None:
         """Raise `ClosedError` when the group is closed."""

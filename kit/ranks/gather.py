@@ -98,10 +98,9 @@ class _Waiting:
             self._reporter.end(failed=bool(self._failures))
 
     def bury_the_dead(self) -> None:
-        """Take those that were seen to end before this wait began, whose end is not heard again."""
-        for rank in sorted(self.pending):
-            if self._state.processes[rank].exit_code is not None:
-                self._bury(rank)
+        """Take those whose end was heard before this wait began: it is not heard again."""
+        for rank in sorted(self.pending & self._state.listening.gone):
+            self._bury(rank)
 
     def step(self) -> None:
         """Wait for whatever comes first and act on it."""

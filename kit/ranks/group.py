@@ -257,7 +257,7 @@ class Ranks:
             )
         begun = time.monotonic()
         with progress.task(f"replacing rank {rank}"), self._calls.exclusive():
-            self._calls.finish_join()
+            self._calls.finish_join_before_renewal()
             kept = tuple(self._state.living)
             self._calls.renew([rank])
         return self._renewal((rank,), begun, lost=self._state.questions.names(self.pids, kept), kept=kept)

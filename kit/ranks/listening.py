@@ -53,6 +53,11 @@ class Listening:
         of = self._of
         return [of[fd] for fd, _ in self._all.poll(None if seconds is None else 1000 * seconds)]
 
+    @property
+    def gone(self) -> frozenset[int]:
+        """Ranks whose end was heard."""
+        return frozenset(self._gone)
+
     def someone_ended(self) -> bool:
         """Whether a rank has ended, heard or not yet."""
         return bool(self._gone or self._ends.poll(0))

@@ -9,7 +9,7 @@ Times that were measured may stand in for modelled ones; the lanes are laid out 
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -56,7 +56,8 @@ def estimate(
         if kind is Kind.COLLECTIVE
     }
     if measured is not None:
-        carry = _measured_collectives(graph, list(carry), measured)
+        alone = [row for row in carry if ranks_of_group.get(graph.groups[row], 1) == 1]
+        carry = _measured_collectives(graph, list(carry), measured, alone=alone)
         if measured.compute_seconds is not None and compute.sum() > 0:
             compute = compute * (measured.compute_seconds / compute.sum())
     lanes = _lay_out(graph, compute.tolist(), carry, _collective_of_wait(graph, inputs))
@@ -134,8 +135,13 @@ def _lay_out(graph: Graph, compute: list[float], carry: Mapping[int, float], pro
     return lanes
 
 
-def _measured_collectives(graph: Graph, rows: list[int], measured: Measured) -> dict[int, float]:
-    """Seconds of each collective row: the k-th of its kind that was measured is the k-th of its kind here."""
+def _measured_collectives(
+    graph: Graph, rows: list[int], measured: Measured, *, alone: Sequence[int] = ()
+) -> dict[int, float]:
+    """Seconds of each collective row: the k-th of its kind that was measured is the k-th of its kind here.
+
+    `alone`: rows in groups of one rank, for which NCCL runs no kernel and gloo records one.
+    """
     times: dict[str, list[float]] = {}
     for name, seconds in measured.collectives:
         times.setdefault(name, []).append(seconds)
@@ -143,6 +149,9 @@ def _measured_collectives(graph: Graph, rows: list[int], measured: Measured) -> 
     if "reduce_scatter" not in times:  # gloo makes an all-reduce of it (torch 2.13), and calls it so
         kinds = [kind.replace("reduce_scatter", "all_reduce") for kind in kinds]
     seen, wanted = Counter(name for name, _ in measured.collectives), Counter(kinds)
+    if seen != wanted and alone:
+        others = _measured_collectives(graph, [row for row in rows if row not in alone], measured)
+        return dict.fromkeys(alone, 0.0) | others
     if seen != wanted:
         raise MeasuredTimesError(
             f"{measured.source}: a step with {dict(seen)} collectives was measured, this one has {dict(wanted)}; "

@@ -66,7 +66,8 @@ def test_they_lead_to_nodes_and_the_users_lines(found):
     assert all(row.nodes for row in triton)
     # Of several kernels over lists nobody knows which did what; a product is a library's, not of what its bias is in.
     fused = [row for row in triton if not row.kernel.startswith("triton_for_")]
-    assert all(row.moved_bytes > 0 and row.tflops == 0 for row in fused)
+    assert all(row.tflops in (0, None) and (row.bandwidth_share or 0) < 1 for row in fused)
+    assert sum(row.moved_bytes is not None for row in fused) > 20
     assert all(row.module == "(optimizer)" for row in triton if row.kernel.startswith("triton_for_"))
     gelu = [row for row in triton if "gelu" in row.kernel]
     assert gelu
@@ -91,4 +92,4 @@ def test_triton_kernels_carry_their_registers_and_instructions(found):
     triton = [row for row in table if row.kernel.startswith("triton_")]
     known = [row for row in triton if row.registers is not None]
     assert len(known) > len(triton) / 2  # a kernel compiled in several ways, none of them kept, is left out
-    assert all(8 <= row.registers <= 255 and row.instructions for row in known)
+    assert [row for row in known if not (8 <= row.registers <= 255 and row.instructions)] == []

@@ -7,9 +7,10 @@ import time
 
 import pytest
 
-from kit.ranks.errors import RankError, RanksError
+from kit.ranks.errors import DeadRankError, RankError, RanksError
 from kit.ranks.group import Ranks
 from kit.ranks.renewal import Renewal
+from kit.ranks.stacks import State
 
 SUM = "y = torch.ones(1)\ndist.all_reduce(y)\ny.item()"
 
@@ -97,6 +98,30 @@ def test_the_sentence_counts_names_beyond_twelve() -> None:
         "ranks 0, 1 were started anew in 0.04 s; all ranks are joined (epoch 3). Lost there: n00, n01, n02, n03, n04, "
         "n05, n06, n07, n08, n09, n10, n11 and 2 more names. Run the cells that make them again."
     )
+
+
+def test_a_rank_that_died_in_a_join_is_replaced_all_the_same(pair: Ranks) -> None:
+    state = pair._calls._state
+    pair.execute("kept = 10 + rank")
+    os.kill(pair.pids[1], signal.SIGKILL)
+    while 1 in pair.alive:
+        time.sleep(0.01)
+    state.begin_join()
+    assert pair.replace(1).dead == ()
+    assert pair.pull("kept", rank=0) == 10
+    assert pair.execute(SUM) == [2.0, 2.0]
+
+
+def test_a_rank_that_died_after_it_had_joined_has_joined(pair: Ranks) -> None:
+    pair._calls._state.begin_join()
+    while not all(row.state is State.IDLE for row in pair.stacks().rows):
+        time.sleep(0.01)
+    os.kill(pair.pids[1], signal.SIGKILL)
+    while 1 in pair.alive:
+        time.sleep(0.01)
+    with pytest.raises(DeadRankError, match="rank 1 is dead"):
+        pair.execute(SUM)
+    assert pair.execute("rank", ranks=[0]) == [0]
 
 
 def test_a_rank_seen_dead_before_the_answers_to_a_join_are_read_keeps_nobody_waiting(pair: Ranks) -> None:

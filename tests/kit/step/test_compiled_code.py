@@ -20,3 +20,24 @@ def test_nodes_are_described_in_order_of_the_graph_and_views_lend_no_line():
     )  # fmt: skip
     assert (work.bytes_read, work.bytes_written, work.flops) == (512 + 128, 256, 2 * 16 * 8 * 4)
     assert found.work_of(["t"], ()).lines == ("net.py:2: code",)
+
+
+def test_what_only_goes_on_with_an_earlier_kernels_work_has_no_price():
+    def net(x, y):
+        return torch.cat([torch.relu(x), torch.neg(y)])
+
+    module = make_fx(net, tracing_mode="fake")(torch.randn(8, 16), torch.randn(4, 16))
+    found = compiled_graph(graph_of(module, name="test"), torch.fx.GraphModule(module, module.graph))
+
+    def cost(names, before=(), shared=()):
+        work = found.work_of(names, before, shared)
+        return work.bytes_read, work.bytes_written, work.flops
+
+    assert cost(["cat"]) == (512 + 256, 512 + 256, 0)
+    assert cost(["relu", "cat"], shared=["cat"]) == (512, 512, 0)  # it writes its piece, not the whole
+    assert cost(["neg", "cat"], before=["relu", "cat"], shared=["cat"]) == (256, 256, 0)
+    assert cost(["cat"], before=["relu", "cat"], shared=["cat"]) == (-1, -1, -1)  # which piece is not told
+    assert cost(["relu"], before=["relu"], shared=["relu"]) == (-1, -1, -1)  # a second stage
+    assert cost([]) == (-1, -1, -1)
+    assert found.work_of(["relu", "cat"], (), ["cat"]).nodes == ("relu", "cat")
+    assert found.foreach_beyond([]) == ()

@@ -160,6 +160,20 @@ def test_measured_times_stand_in_for_modelled_ones():
         estimate(graph, MACHINE, {"g": 2}, wrong)
 
 
+def test_a_collective_of_one_rank_may_have_no_kernel():
+    graph = graph_of([
+        (Kind.INPUT, "x", 0, 0, ()),
+        (Kind.COMPUTE, "a", 1.0, 200, (0,)),
+        (Kind.COLLECTIVE, "_c10d_functional.all_reduce.default", 0, 200, (1,)),
+        (Kind.WAIT, "wait", 0, 200, (2,)),
+    ])  # fmt: skip
+    for seen, seconds in (((), 8.0), ((("all_reduce", 1.0),), 9.0)):  # NCCL, gloo
+        measured = Measured(source="a stop-watch", collectives=seen, compute_seconds=8.0)
+        assert estimate(graph, MACHINE, {"g": 1}, measured).seconds == pytest.approx(seconds)
+    with pytest.raises(MeasuredTimesError, match=r"a step with \{\} collectives was measured"):
+        estimate(graph, MACHINE, {"g": 2}, Measured(source="a stop-watch", collectives=()))
+
+
 def plans_of_a_real_step():
     torch.manual_seed(0)
     model = GPT()

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
+from kit.timeline.diagnosis.communication import invisible
 from kit.timeline.diagnosis.explain import MOST_FINDINGS
 from kit.timeline.diagnosis.facts import facts_of
 from kit.timeline.diagnosis.finding import Diagnosis, Finding
@@ -106,7 +107,8 @@ def test_a_real_compiled_ddp_hides_its_all_reduce_from_the_compiler(tmp_path: Pa
     finally:
         dist.destroy_process_group()
         torch.compiler.reset()
-    found = by_kind(read_file(tmp_path / "rank0.json", rank=0).explain())["invisible"]
+    # The rule itself: on a busy machine the host waits so long that the all-reduce is less than 1 % of the step.
+    [found] = invisible(facts_of(read_file(tmp_path / "rank0.json", rank=0)))
     assert found.title == "AllReduce is invisible to the compiler"
     assert "c10d::allreduce_" in found.evidence[0]
     assert found.advice == ("kit.compile_step(model, ..., strategy='ddp'): the same all-reduces inside the one graph",)
