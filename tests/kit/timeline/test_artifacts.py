@@ -30,6 +30,16 @@ def test_of_a_tuned_kernel_the_kept_one_is_taken(data: Path, tmp_path: Path) -> 
     assert [artifact.folder for artifact in read_artifacts(tmp_path)] == ["BBB"]
 
 
+def test_what_a_process_is_writing_at_the_moment_is_passed_over(data: Path, tmp_path: Path) -> None:
+    [found] = [path.parent for path in (data / "triton").rglob("matmul_tile.ptx")]
+    shutil.copytree(found, tmp_path / "AAA")
+    begun = tmp_path / "AAA" / "tmp.pid_77_0c9e"
+    begun.mkdir()
+    (begun / "matmul_tile.ptx").write_text("//")
+    (begun / "c.best_config").write_text("{")
+    assert [artifact.instructions for artifact in read_artifacts(tmp_path)] == [404]
+
+
 def test_a_kernel_without_cubin_or_json_has_its_instructions(data: Path, tmp_path: Path) -> None:
     [path] = (data / "triton").rglob("matmul_tile.ptx")
     shutil.copy(path, tmp_path)
