@@ -73,10 +73,13 @@ def table(measured: Measured[Any], *, most: int = MOST_SHOWN) -> Table:
         )
         for row in measured.rows[:most]
     )
+    unknown = [_title(n) for n in every if n not in names and any(getattr(row, n) is None for row in measured.rows)]
     more = len(measured.rows) - most
-    notes = (*measured.notes, *((f"{more} more rows are not shown",) if more > 0 else ()))
-    if len(names) < len(every):
-        notes = (*notes, "not known here: " + ", ".join(_title(name) for name in every if name not in names))
+    notes = (
+        *measured.notes,
+        *((f"left out, as no row has a value: {', '.join(unknown)}",) if unknown else ()),
+        *((f"{more} more rows are not shown",) if more > 0 else ()),
+    )
     if not measured.rows and not notes:
         notes = (f"no {measured.name} in this timeline",)
     first = measured.rows[0] if measured.rows else None

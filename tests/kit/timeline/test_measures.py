@@ -75,3 +75,15 @@ def test_two_timelines_are_compared_by_what_a_step_does(data: Path, tmp_path: Pa
     assert rows["backward: c10d::allreduce_"] == ("4.516 ms, 14 events, 14 launches, 1.501 ms exposed", "none")
     assert found.kind == "Timeline"
     assert not kit.compare(eager, kit.load(kit.save(eager, tmp_path / "eager.kit")))
+
+
+def test_a_column_that_no_row_has_a_value_for_is_left_out_and_named(data: Path) -> None:
+    timeline = read([data / f"h200_ddp_eager_rank{rank}.json.gz" for rank in (0, 1)])
+    shown = table(kit.measure(timeline, "clocks"))
+    assert "drift ppm" not in shown.head
+    assert "left out, as no row has a value: drift ppm" in shown.notes
+    assert {len(row) for row in shown.rows} == {len(shown.head)}
+    assert "step" not in table(kit.measure(timeline)).head  # the whole window, so of no step
+    by_step = table(kit.measure(timeline, "steps"))
+    assert "step" in by_step.head
+    assert not [note for note in by_step.notes if note.startswith("left out")]
