@@ -5,7 +5,7 @@ A graph runs its calls in one order, and a profile shows each run of it as a ran
 Inside one run the k-th event of a name is the k-th call of that name, provided there are as many events as calls;
 where there are not, none of that name is attributed. A device event belongs to the call whose range launched it; one
 without such a range (a replayed CUDA graph) is found by its own name in the same way, which only Triton's kernels
-have.
+have, and by its place among those (`replayed_calls`).
 """
 
 import re
@@ -20,6 +20,7 @@ from kit.timeline.launches import launch_of
 from kit.timeline.nesting import enclosing, parent_of
 from kit.timeline.origins import GraphOrigins, KernelOrigins
 from kit.timeline.record import Category, Timeline
+from kit.timeline.replayed_calls import fill_replays
 
 _RUN = re.compile(r"\A## Call CompiledFxGraph (?P<key>\w+) ##")
 _STEP = re.compile(r"\AProfilerStep#")
@@ -55,6 +56,7 @@ def kernel_calls(timeline: Timeline, origins: KernelOrigins) -> KernelCalls:
     owner = enclosing(timeline, launch, hosts)
     call[device] = np.where(owner >= 0, call[owner], -1)
     _by_name(timeline, device[call[device] < 0], origins, call, unmatched)
+    fill_replays(timeline, origins, call)
     return KernelCalls(call=call, unmatched=tuple(unmatched))
 
 

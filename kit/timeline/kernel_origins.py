@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kit.timeline.artifacts import Artifact
 from kit.timeline.kernel_calls import KernelCalls, kernel_calls
 from kit.timeline.kinds import device_rows
+from kit.timeline.launches import launch_of
 from kit.timeline.origins import KernelOrigins, Origin
 from kit.timeline.record import Timeline
 from kit.timeline.rows import Measured
@@ -93,12 +94,16 @@ def _rows_with_time(timeline: Timeline, found: KernelCalls, rank: int | None) ->
 
 
 def _runs_of(timeline: Timeline, found: KernelCalls, rows: NDArray[np.int64]) -> dict[int, int]:
-    """How often each call ran: its device events come from so many launches of its range, or are one a run."""
+    """How often each call ran: its events come from so many launches of its range, else from so many replays."""
     runs: dict[int, int] = {}
     host = (found.call >= 0) & ~device_rows(timeline)
     hosted = np.bincount(found.call[host & np.isin(timeline.rank, np.unique(timeline.rank[rows]))])
-    for call, events in zip(*np.unique(found.call[rows], return_counts=True), strict=True):
-        runs[int(call)] = int(hosted[call]) if call < len(hosted) and hosted[call] else int(events)
+    launch = launch_of(timeline)
+    for call in np.unique(found.call[rows]).tolist():
+        theirs = rows[found.call[rows] == call]
+        alone = int((launch[theirs] < 0).sum())
+        launches = len(np.unique(launch[theirs])) - bool(alone) + alone
+        runs[call] = int(hosted[call]) if call < len(hosted) and hosted[call] else launches
     return runs
 
 
