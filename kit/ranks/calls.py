@@ -67,6 +67,7 @@ class Calls:
             value, more = self._packed(function, args, owner, chosen)
             forget, self.forgotten[:] = tuple(self.forgotten), []
             view = self._state.begin_call(title or getattr(function, "__name__", "call"))
+            self._state.output.someone_waits = True  # from the first line on, also of a fast printer
             number = self._state.send(chosen, Kind.CALL, value, forget=forget, **more)
             limit = self._timeout if timeout is None else timeout
             try:

@@ -74,5 +74,6 @@ class Turn:
         try:
             self._disarm()
         finally:
+            self._state.output.someone_waits = False
             self._state.caller = self._state.call = None
             self._state.lock.release()

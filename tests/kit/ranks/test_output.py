@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kit.ranks import output
+from kit.ranks import calls, output
 from kit.ranks.group import Ranks
 
 Line = tuple[int, str, str]
@@ -57,3 +57,18 @@ def test_output_between_two_calls_is_bounded_and_what_is_dropped_is_counted(monk
     reader.close()
     assert seen[0] == "... 15 earlier lines dropped ...\n15"
     assert seen[1:] == [str(n) for n in range(16, 25)]
+
+
+def test_nothing_is_dropped_of_a_call_before_the_notebook_comes_to_wait(
+    pair: Ranks, lines: list[Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "MAX_LINES_WAITING", 100)
+    gather = calls.gather
+
+    def late(*arguments: object, **options: object) -> object:
+        time.sleep(0.5)  # other programs have the cores
+        return gather(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(calls, "gather", late)
+    pair.execute("for n in range(2_000): print(n)", ranks=[0])
+    assert [text for _, _, text in lines] == [str(n) for n in range(2_000)]
