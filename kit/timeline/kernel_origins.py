@@ -74,7 +74,7 @@ def origin_table(
     calls = [call for graph in origins.graphs for call in graph.calls]
     table = [
         _row(
-            calls[n], int(events[n]), int(total[n]), whole, runs[n], compiled.get(calls[n].kernel),
+            calls[n], int(events[n]), int(total[n]), whole, int(runs[n]), compiled.get(calls[n].kernel),
             bytes_per_second, flops_per_second,
         )
         for n in np.argsort(-total, kind="stable").tolist()
@@ -93,18 +93,15 @@ def _rows_with_time(timeline: Timeline, found: KernelCalls, rank: int | None) ->
     return np.flatnonzero(counts & (found.call >= 0))
 
 
-def _runs_of(timeline: Timeline, found: KernelCalls, rows: NDArray[np.int64]) -> dict[int, int]:
+def _runs_of(timeline: Timeline, found: KernelCalls, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """How often each call ran: its events come from so many launches of its range, else from so many replays."""
-    runs: dict[int, int] = {}
-    host = (found.call >= 0) & ~device_rows(timeline)
-    hosted = np.bincount(found.call[host & np.isin(timeline.rank, np.unique(timeline.rank[rows]))])
-    launch = launch_of(timeline)
-    for call in np.unique(found.call[rows]).tolist():
-        theirs = rows[found.call[rows] == call]
-        alone = int((launch[theirs] < 0).sum())
-        launches = len(np.unique(launch[theirs])) - bool(alone) + alone
-        runs[call] = int(hosted[call]) if call < len(hosted) and hosted[call] else launches
-    return runs
+    call, launch = found.call[rows], launch_of(timeline)[rows]
+    launched = np.unique(np.stack((call, launch))[:, launch >= 0], axis=1)[0]
+    count = 1 + int(found.call.max(initial=0))
+    launches = np.bincount(launched, minlength=count) + np.bincount(call[launch < 0], minlength=count)
+    host = (found.call >= 0) & ~device_rows(timeline) & np.isin(timeline.rank, np.unique(timeline.rank[rows]))
+    hosted = np.bincount(found.call[host], minlength=count)
+    return np.where(hosted > 0, hosted, launches)
 
 
 def _row(

@@ -27,13 +27,15 @@ def fill_replays(timeline: Timeline, origins: KernelOrigins, call: NDArray[np.in
     """Fill `call` for kernels of replays that lie between kernels which have their call."""
     rows = np.flatnonzero((timeline.category == Category.KERNEL) & ~communication_kernels(timeline))
     launch = launch_of(timeline)[rows]
-    rows, launch = rows[launch >= 0], launch[launch >= 0]
+    of, inverse, kernels = np.unique(launch, return_inverse=True, return_counts=True)
+    many = ((of >= 0) & (kernels > 1))[inverse]  # a plain launch has one kernel
+    rows, launch = rows[many], launch[many]
     order = np.lexsort((timeline.start_ns[rows], launch))
     rows, launch = rows[order], launch[order]
     ends = np.cumsum([len(graph.calls) for graph in origins.graphs])
     for replay in np.split(rows, np.flatnonzero(np.diff(launch)) + 1):
         anchors = call[replay][call[replay] >= 0]
-        if len(replay) < 2 or not len(anchors) or (np.diff(anchors) <= 0).any():
+        if not len(anchors) or (np.diff(anchors) <= 0).any():
             continue
         graph = int(np.searchsorted(ends, anchors[0], side="right"))
         if anchors[-1] < ends[graph]:
