@@ -12,6 +12,7 @@ from html import escape
 # A word this long (code, a kernel's name) may break behind these, else it would push columns off the page.
 _LONG_WORD = re.compile(r"\S{24,}")
 _PIECE = re.compile(r"[^(.,/_:]+[(.,/_:]*|[(.,/_:]+")
+_LEAST_WIDTH = 19  # of words: beside many numbers they would get a line for each
 _CELL = "padding: 0.15em 0.8em; font-variant-numeric: tabular-nums; text-align: "
 
 
@@ -60,7 +61,10 @@ class Table:
         ]
 
     def _style(self, column: int, wrap: str = "normal") -> str:
-        return _CELL + ("left" if column in self.left else f"right; white-space: {wrap}")
+        if column not in self.left:
+            return _CELL + f"right; white-space: {wrap}"
+        longest = max((len(row[column]) for row in self.rows), default=0)
+        return _CELL + f"left; min-width: {min(longest, _LEAST_WIDTH)}ch"
 
 
 def _html(text: str) -> str:

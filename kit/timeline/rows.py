@@ -7,7 +7,7 @@ cent), `_bytes`, `_gbps` (10**9 bytes a second). None is what could not be measu
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Generic, TypeVar, overload
 
@@ -38,6 +38,12 @@ class Measured(Generic[Row]):
     def __getitem__(self, index: slice) -> tuple[Row, ...]: ...
     def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
         return self.rows[index]
+
+    def first(self, count: int) -> "Measured[Row]":
+        """The first `count` rows; a note says how many are left out."""
+        more = len(self.rows) - count
+        notes = (*self.notes, f"{more} more rows are not shown") if more > 0 else self.notes
+        return replace(self, rows=self.rows[:count], notes=notes)
 
     def __repr__(self) -> str:
         return f"Measured({self.name}: {len(self.rows)} rows)"

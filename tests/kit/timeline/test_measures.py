@@ -87,3 +87,11 @@ def test_a_column_that_no_row_has_a_value_for_is_left_out_and_named(data: Path) 
     by_step = table(kit.measure(timeline, "steps"))
     assert "step" in by_step.head
     assert not [note for note in by_step.notes if note.startswith("left out")]
+
+
+def test_the_first_rows_say_how_many_there_are_besides(data: Path) -> None:
+    found = kit.measure(read(data / "h200_ddp_eager_rank0.json.gz"), "kernels")
+    few = found.first(2)
+    assert few.rows == found.rows[:2]
+    assert few.notes == (*found.notes, f"{len(found) - 2} more rows are not shown")
+    assert found.first(len(found)) == found
