@@ -35,12 +35,18 @@ def stuck(ranks: Ranks, code: str) -> Iterator[None]:
 
 
 def when(ranks: Ranks, is_so: Callable[[Stacks], bool]) -> Stacks:
-    """The first stacks of which something is so."""
+    """The first stacks of which something is so, and in which the ranks are still where they were a moment before.
+
+    One rank may have left a collective in which the other one is for a moment more.
+    """
     end = time.monotonic() + 10
+    before = None
     while True:
         stacks = ranks.stacks()
-        if is_so(stacks):
+        now = [(row.state, str(row.collective)) for row in stacks.rows]
+        if is_so(stacks) and now == before:
             return stacks
+        before = now
         assert time.monotonic() < end, f"waited in vain, at last: {stacks.explain()}"
         time.sleep(0.02)
 
