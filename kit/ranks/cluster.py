@@ -227,8 +227,9 @@ class Engines:
             try:
                 kind, value = receive_pickle(self._link)
             except (EOFError, OSError) as error:
+                last = f", after it had said: {said}" if said else ""
                 raise LaunchError(
-                    f"the process that holds the cluster ended ({error}); call kit.launch again"
+                    f"the process that holds the cluster ended ({error}){last}; call kit.launch again"
                 ) from error
             if kind == "done":
                 return value
@@ -237,8 +238,8 @@ class Engines:
             if kind == "failed":
                 raise LaunchError(value)
             if task is not None and value != said:
-                said = value
-                task.advance(said, by=0)
+                task.advance(value, by=0)
+            said = value
 
     def _fail_early(self) -> None:
         if select.select([self._link], [], [], 0)[0]:

@@ -30,7 +30,8 @@ from kit.ranks.zygote import receive_pickle, send_pickle
 _BOOTSTRAP = "import os, sys\nif os.path.isdir({root!r} + '/kit'): sys.path.insert(0, {root!r})"
 _LOOK_SECONDS = 0.1
 _BEGIN_SECONDS = 30.0
-_ENGINE_SECONDS = 120.0  # importing torch takes 8 to 20 s on loaded cores
+_ENGINE_SECONDS = 60.0  # importing torch takes 8 to 20 s on loaded cores; asked twice, since an answer can be lost
+_NEWS_SECONDS = 15.0  # without news of an engine although its job runs: they may have been lost
 _GRACE_SECONDS = 0.5  # what is left then are nannies of engines, which take seconds to see that those are gone
 _STOP_SECONDS = 8.0
 _END_SECONDS = 10.0
@@ -166,6 +167,7 @@ class _Keeper:
         """Wait until `n` engines have registered; a job may queue for long."""
         limit = self._options.start_seconds if self._options is not None else None
         deadline = None if limit is None else time.monotonic() + limit
+        ask_again = time.monotonic() + _NEWS_SECONDS
         while len(self._client.ids) < n:
             self._look()
             trouble = self._jobs.trouble() if self._jobs is not None else ""
@@ -177,6 +179,11 @@ class _Keeper:
                     f"with start_seconds=..., or look at the queue.{self._log_tail()}"
                 )
             waiting = self._jobs.waiting() if self._jobs is not None else ""
+            if time.monotonic() > ask_again:
+                ask_again = time.monotonic() + _NEWS_SECONDS
+                if "PENDING" not in waiting:  # an engine that registers while a client subscribes is told to nobody
+                    self._client.close()
+                    self._client = self._connect()
             self._say(f"{len(self._client.ids)} of {n} engines are up{waiting}")
 
     def _prepare(self, engines: list[int]) -> dict[int, Place]:
