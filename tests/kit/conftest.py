@@ -44,11 +44,12 @@ def _group_of_four():
 @contextmanager
 def _sent_by_value(module_name: str) -> Iterator[None]:
     """Functions of a test module, and the models they use, go to the ranks whole."""
+    import against_one_process
     import cloudpickle
     import small_models
     import split_models
 
-    modules = [small_models, split_models, sys.modules[module_name]]
+    modules = [against_one_process, small_models, split_models, sys.modules[module_name]]
     modules = [m for m in modules if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]  # two groups
     for module in modules:
         cloudpickle.register_pickle_by_value(module)

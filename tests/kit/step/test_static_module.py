@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from against_one_process import optimizer_of, relative, token_batches, whole
 from small_models import GPT, ConvNet, Perceptron, next_token_loss
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -15,27 +16,8 @@ STEPS = 5
 STRATEGIES = [DDP(), DDP(bucket_mb=None), FSDP(bucket_mb=0.01), FSDP(reshard_after_forward=False)]
 
 
-def token_batches(count=STEPS, rows=8, length=17):
-    ids = torch.randint(0, 61, (count, rows, length), generator=torch.Generator().manual_seed(1))
-    return [(step[:, :-1], step[:, 1:].clone()) for step in ids]
-
-
 def mine(batch):
     return [part.chunk(dist.get_world_size())[dist.get_rank()] for part in batch]
-
-
-def optimizer_of(name, parameters):
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
-def whole(tensor):
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def relative(seen, expected):
-    return ((seen - expected).abs().max() / expected.abs().max().clamp(min=1e-30)).item()
 
 
 def train_gpt(strategy, optimizer, dtype, tied, executor="eager", **options):

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from against_one_process import optimizer_of, relative, token_batches, whole
 from small_models import next_token_loss
 from split_models import PACKED, PLAN, SEQUENCE, VOCABULARY, split_gpt
 from torch import nn
@@ -19,11 +20,6 @@ ALONG = TP(plan=SEQUENCE, packed=PACKED, sequence_parallel=True)
 ON_TWO_AXES = TP(plan=PLAN | VOCABULARY, packed=PACKED, ranks=2, data=FSDP(bucket_mb=0.01))
 
 
-def token_batches(count=STEPS, rows=8, length=17):
-    ids = torch.randint(0, 61, (count, rows, length), generator=torch.Generator().manual_seed(1))
-    return [(step[:, :-1], step[:, 1:].clone()) for step in ids]
-
-
 def gpt(tied):
     return split_gpt(layers=1, tied=tied), next_token_loss, token_batches()
 
@@ -34,20 +30,6 @@ def net(_):
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
     data = torch.rand(STEPS, 4, 11, generator=torch.Generator().manual_seed(2))
     return model, lambda model, pair: (model(pair[0]) - pair[1]).square().mean(), [(d[:, :6], d[:, 6:]) for d in data]
-
-
-def optimizer_of(name, parameters):
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
-def whole(tensor):
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def relative(seen, expected):
-    return ((seen - expected).abs().max() / expected.abs().max().clamp(min=1e-30)).item()
 
 
 def train(strategy, optimizer, dtype, make=gpt, executor="eager", tied=False):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from against_one_process import whole
 from small_models import next_token_loss
 from split_models import Apart, FixedHeads, split_gpt
 from torch import nn
@@ -22,10 +23,6 @@ STRATEGY = TP(plan=PLAN | {"head": "colwise_rep"}, packed={"blocks.*.qkv": 3})
 def batch(seed=0):
     ids = torch.randint(0, 61, (4, 17), generator=torch.Generator().manual_seed(seed))
     return ids[:, :-1], ids[:, 1:].clone()
-
-
-def whole(tensor):
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def largest_difference(ours, plain):
